@@ -1,0 +1,121 @@
+"""A client method is a step over shared w and private v, plus a predictor. Nothing else differs on a client."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, final
+
+import torch
+from torch import Tensor, nn
+
+from lindt.data.examples import Batch, Examples
+from lindt.penalties import Penalty
+from lindt.weights import trainable
+
+Step = Callable[[Batch], None]
+Predictor = Callable[[Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+First = Literal["copy", "random"]
+
+
+@final
+@dataclass
+class Context:
+    """What a client has at hand in one round, whatever the method."""
+
+    client: int
+    round: int
+    rate: float  # eta, decayed to this round
+    max_norm: float  # of a gradient
+    batch: int  # B
+    train: Examples  # D_i
+    loss: Loss
+    penalty: Penalty
+    received_P: Tensor  # w^{r-1}
+    generator: torch.Generator
+    device: torch.device
+    notes: dict[str, float] = field(default_factory=dict)  # what the method wants logged of this client
+
+    def shared_loss(self, shared: nn.Module, output: Tensor, y: Tensor) -> Tensor:
+        """The loss of w_i on a batch, with the method's penalty."""
+        loss, penalty = self.loss(output, y), self.penalty(shared, self.received_P)
+        return loss if penalty is None else loss + penalty
+
+
+class Adaptation(Protocol):
+    """What a client does besides averaging."""
+
+    def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
+        """v_i's first value, given the w just received; None where the method keeps nothing."""
+        ...
+
+    def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
+        """Called once a round in which the flag is on; what it returns is called once a batch."""
+        ...
+
+    def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
+        """How the client predicts; `private` is None where it has no v_i yet."""
+        ...
+
+
+def descend(
+    loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Parameter]
+) -> list[list[Tensor | None]]:
+    """One step of SGD from one backward of `loss`; each group's gradient is clipped to `max_norm` apart.
+
+    Returns the clipped gradients, a group at a time; None for a parameter that the loss does not reach.
+    """
+    parameters = [parameter for group in groups for parameter in group]
+    gradients = list(torch.autograd.grad(loss, parameters, allow_unused=True))
+    result: list[list[Tensor | None]] = []
+    with torch.no_grad():
+        for group in groups:
+            mine, gradients = gradients[: len(group)], gradients[len(group) :]
+            reached = [(p, g) for p, g in zip(group, mine, strict=True) if g is not None]
+            if reached:
+                grads = [g for _, g in reached]
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+                # The same rule as torch.nn.utils.clip_grad_norm_.
+                torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+                torch._foreach_add_([p for p, _ in reached], grads, alpha=-rate)
+            result.append(mine)
+    return result
+
+
+def first_private(shared: nn.Module, first: First) -> nn.Module:
+    """v_i's first value: a copy of the received w, or the same structure at random."""
+    private = copy.deepcopy(shared)
+    if first == "random":
+        for module in private.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+    return private
+
+
+def global_step(ctx: Context, shared: nn.Module) -> Step:
+    """Alg. 1, c7: w_i <- w_i - eta * grad of the mean loss over the batch."""
+    parameters = trainable(shared)
+
+    def step(batch: Batch) -> None:
+        x, y = batch
+        descend(ctx.shared_loss(shared, shared(x), y), ctx.rate, ctx.max_norm, parameters)
+
+    return step
+
+
+@final
+@dataclass(frozen=True)
+class GlobalOnly:
+    """FedAvg's client: trains w, keeps nothing, predicts with w."""
+
+    def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
+        return None
+
+    def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
+        return global_step(ctx, shared)
+
+    def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
+        return shared

@@ -1,0 +1,84 @@
+"""FB (Wang et al. 2019): freeze the federated model's base, fine-tune its top layer on the client's own data."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lindt.adaptations.base import Context, Predictor, Step, descend, global_step
+from lindt.data.examples import Batch, Rows
+from lindt.errors import PlanError, require
+from lindt.fit import LocalWork, fit, forward_all
+from lindt.weights import trainable
+
+
+@final
+@dataclass(frozen=True)
+class FineTuneHead:
+    """The client trains w as FedAvg does; when it predicts, it tunes a copy of the head first.
+
+    The base is frozen and in evaluation mode, so its features are computed once and cached: 200 epochs cost
+    seconds. Nothing is kept between rounds. `head` empty means the last layer with parameters.
+    """
+
+    rate: float = 0.001
+    epochs: int = 200
+    batch: int = 32
+    head: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.rate > 0, "rate", self.rate, "the fine-tuning rate must be above 0")
+        require(self.epochs >= 1, "epochs", self.epochs, "fine-tune for at least 1 epoch")
+        require(self.batch >= 1, "batch", self.batch, "a batch has at least 1 sample")
+
+    def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
+        return None
+
+    def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
+        return global_step(ctx, shared)
+
+    def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
+        name = self.head or last_layer(shared)
+        modules = dict(shared.named_modules())
+        if name not in modules:
+            raise PlanError("head", name, f"no such submodule; choose among {[n for n in modules if n]}")
+        tuned = copy.deepcopy(modules[name]).train()
+        features = forward_all(lambda x: _input_of(shared, modules[name], x), ctx.train, ctx.device)
+        cached = Rows(features, ctx.train.labels.to(features.device), torch.arange(len(features)))
+        parameters = trainable(tuned)
+
+        def step(batch: Batch) -> None:
+            x, y = batch
+            descend(ctx.loss(tuned(x), y), self.rate, ctx.max_norm, parameters)
+
+        for _ in fit(step, LocalWork(cached, self.epochs), self.batch, ctx.generator, ctx.device):
+            pass
+        tuned.eval()
+        return lambda x: tuned(_input_of(shared, modules[name], x))
+
+
+def last_layer(model: nn.Module) -> str:
+    """The last submodule that has parameters of its own."""
+    names = [n for n, module in model.named_modules() if n and list(module.parameters(recurse=False))]
+    if not names:
+        raise PlanError("head", "", "the model has no layer with parameters to fine-tune")
+    return names[-1]
+
+
+def _input_of(model: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
+    """What the base hands to the head."""
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        kept.append(inputs[0])
+
+    handle = head.register_forward_pre_hook(keep)
+    try:
+        model(x)
+    finally:
+        handle.remove()
+    return kept[-1]

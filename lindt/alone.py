@@ -1,0 +1,131 @@
+"""The references of Sec. 3.2: a private model P_i that a client trains alone, and centralized training.
+
+Both follow one rule (plan.Alone) and the one training loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from lindt.adaptations.base import descend
+from lindt.data.examples import Batch, Examples, subset
+from lindt.disk import write_whole
+from lindt.fit import LocalWork, fit, forward_all, seeded
+from lindt.plan import Plan
+from lindt.problem import Problem, first_model
+from lindt.seeds import seed_for
+from lindt.weights import read_w, trainable
+
+
+@final
+@dataclass(frozen=True)
+class Lesson:
+    """One model to train without a federation: on a client's own data, or on everyone's."""
+
+    name: str  # "client 7", "centralized": seeds come from names
+    train: Examples
+    test: Examples
+    plan: Plan
+    problem: Problem
+    device: torch.device
+
+    @property
+    def seed(self) -> int:
+        return self.plan.seed_for("alone", self.name)
+
+    def outputs(self) -> Tensor:
+        """What the trained model says of the test samples."""
+        rule = self.plan.alone
+        shuffle = torch.Generator().manual_seed(seed_for(self.seed, "held out"))
+        rows = torch.randperm(len(self.train), generator=shuffle)
+        cut = min(max(1, round(rule.held_out * len(self.train))), len(self.train) - 1)
+        held_out, rest = subset(self.train, rows[:cut]), subset(self.train, rows[cut:])
+        best_loss, best_epoch, best = float("inf"), 0, torch.empty(0)
+        for epoch, model in self._epochs(rest, rule.epochs):
+            loss = self._loss(model, held_out)
+            if loss < best_loss or not best_epoch:
+                best_loss, best_epoch = loss, epoch
+                if not rule.refit:
+                    best = forward_all(model, self.test, self.device)
+            if epoch - best_epoch >= rule.patience:
+                break
+        if rule.refit:
+            for epoch, model in self._epochs(self.train, best_epoch):
+                if epoch == best_epoch:
+                    best = forward_all(model, self.test, self.device)
+        return best.cpu()
+
+    def _epochs(self, train: Examples, epochs: int) -> Iterator[tuple[int, nn.Module]]:
+        """The model after each epoch, in evaluation mode; an epoch counts as a round for the rate's decay."""
+        model = first_model(self.problem, self.plan).to(self.device)
+        training, parameters, rate = self.plan.training, trainable(model), self.plan.training.rate
+
+        def step(batch: Batch) -> None:
+            x, y = batch
+            descend(self.problem.loss(model(x), y), rate, training.max_norm, parameters)
+
+        generator = torch.Generator().manual_seed(seed_for(self.seed, "batches"))
+        with seeded(seed_for(self.seed, "dropout"), self.device):
+            model.train()
+            for epoch in fit(step, LocalWork(train, epochs), training.batch, generator, self.device):
+                model.eval()
+                yield epoch, model
+                model.train()
+                rate = training.rate_at(epoch + 1)
+
+    def _loss(self, model: nn.Module, data: Examples) -> float:
+        outputs = forward_all(model, data, self.device).cpu()
+        return float(self.problem.loss(outputs, data.labels))
+
+    def key(self) -> str:
+        """The content that decides the outputs: data, first weights, structure, rule and seed."""
+        model, digest = first_model(self.problem, self.plan), hashlib.sha256()
+        for text in (
+            model,
+            self.plan.training,
+            self.plan.alone,
+            self.seed,
+            self.plan.threads,
+            torch.__version__,
+        ):
+            digest.update(repr(text).encode())
+        loss = self.problem.loss
+        digest.update(getattr(loss, "__qualname__", repr(loss)).encode())
+        digest.update(read_w(model).numpy().tobytes())
+        for data in (self.train, self.test):
+            for rows in torch.arange(len(data)).split(1024):
+                for tensor in data.take(rows):
+                    digest.update(str((tensor.shape, tensor.dtype)).encode())
+                    digest.update(tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+@final
+@dataclass(frozen=True)
+class Cache:
+    """Outputs of lessons on disk, by content, so that methods and runs share them; no folder, no cache."""
+
+    folder: Path | None = None
+
+    def outputs(self, lesson: Lesson) -> Tensor:
+        if self.folder is None:
+            return lesson.outputs()
+        path = self.folder / f"{lesson.key()}.safetensors"
+        if path.exists():
+            try:
+                return load(path.read_bytes())["outputs"]
+            except (SafetensorError, KeyError):
+                path.unlink()  # damaged: a cache can be made anew
+        outputs = lesson.outputs()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save({"outputs": outputs.contiguous()}))
+        return outputs

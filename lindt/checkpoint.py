@@ -1,0 +1,59 @@
+"""The server's state on disk, after each of the last two rounds: safetensors, nothing that executes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from lindt.disk import write_whole
+from lindt.errors import UserError
+from lindt.federation import RunState
+from lindt.recovery import RecoveryState
+from lindt.weights import Buffers
+
+KEPT = 2
+
+
+def save_checkpoint(folder: Path, state: RunState) -> RunState:
+    """Write the state, drop all but the last two; returns it with `keep`, the round of the oldest kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recovery = asdict(state.recovery) | {"treated": sorted(state.recovery.treated)}
+    about = {"run": state.run, "round": state.round, "recovery": recovery}
+    tensors = {"w": state.w, "floats": state.buffers.floats_F, "counts": state.buffers.counts_I}
+    write_whole(_path(folder, state.round), save(tensors, {"about": json.dumps(about, sort_keys=True)}))
+    kept = sorted(_rounds(folder))
+    for old in kept[:-KEPT]:
+        _path(folder, old).unlink()
+    # With a single checkpoint a run that loses it starts at round 0, so nothing may be forgotten yet.
+    return replace(state, keep=kept[-KEPT] if len(kept) >= KEPT else 0)
+
+
+def load_checkpoint(folder: Path, run: str) -> RunState | None:
+    """The newest checkpoint, or None before the first round has ended."""
+    rounds = sorted(_rounds(folder))
+    if not rounds:
+        return None
+    path = _path(folder, rounds[-1])
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads(file.metadata()["about"])
+            w, floats, counts = (file.get_tensor(name) for name in ("w", "floats", "counts"))
+        recovery = RecoveryState(**about["recovery"] | {"treated": frozenset(about["recovery"]["treated"])})
+        if about["run"] != run or about["round"] != rounds[-1]:
+            raise UserError(f"{path} belongs to another run or round; start the run anew in another folder")
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error}); delete it to go on from the one before") from None
+    keep = rounds[-KEPT] if len(rounds) >= KEPT else 0
+    return RunState(run, about["round"], w, Buffers(floats, counts), recovery, keep)
+
+
+def _path(folder: Path, round: int) -> Path:
+    return folder / f"round-{round:06d}.safetensors"
+
+
+def _rounds(folder: Path) -> list[int]:
+    return [int(path.stem.removeprefix("round-")) for path in folder.glob("round-*.safetensors")]

@@ -1,0 +1,162 @@
+"""A client: it owns D_i and v_i, and answers tasks. Neither ever leaves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from lindt.adaptations.base import Context, global_step
+from lindt.alone import Cache, Lesson
+from lindt.data.examples import Examples
+from lindt.engines.base import Reply, Task
+from lindt.errors import UserError
+from lindt.fit import LocalWork, fit, forward_all, seeded
+from lindt.metrics import ClientTally
+from lindt.plan import Plan
+from lindt.problem import Problem
+from lindt.versions import Versions, newest, prune
+from lindt.weights import read_buffers, read_w, write
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """What the clients of one worker share: the plan, a module to work in, and where things are kept."""
+
+    plan: Plan
+    problem: Problem
+    shared: nn.Module
+    versions: Versions
+    cache: Cache
+    device: torch.device
+    attackers: frozenset[int]
+    backdoor: Examples | None  # what attackers mix in
+
+
+@final
+class Client:
+    def __init__(self, id: int, place: Place) -> None:
+        self.id, self.place = id, place
+        self.train, self.test = place.problem.data[id]
+        self._alone: Tensor | None = None  # what the private model says of the test samples
+
+    def handle(self, task: Task) -> Reply:
+        if task.client != self.id:
+            raise ValueError(f"client {self.id} was sent a task for client {task.client}")
+        seed = self.place.plan.seed_for("dropout", task.kind, task.round, self.id)
+        with seeded(seed, self.place.device):
+            if task.kind == "train":
+                return self._train(task)
+            if task.kind == "evaluate":
+                return self._evaluate(task)
+            self._private_outputs()
+            return Reply(self.id, task.round, len(self.train))
+
+    def _train(self, task: Task) -> Reply:
+        """Alg. 2, c2-c16."""
+        plan, shared, adaptation = self.place.plan, self.place.shared, self.place.plan.method.adaptation
+        ctx = self._open(task)
+        work = LocalWork(self.train, plan.training.epochs)
+        threat = plan.environment.threat
+        if self.id in self.place.attackers:
+            work = threat.corrupt(work, self.place.backdoor, task.round)
+        recovering = task.recovering and work.honest
+        private = self._private(ctx, task.round - 1, create=True) if recovering else None
+        shared.train()
+        step = adaptation.step(ctx, shared, private) if recovering else global_step(ctx, shared)
+        for _ in fit(step, work, plan.training.batch, ctx.generator, self.place.device):
+            pass
+        if private is not None:
+            self.place.versions.write(self.id, task.round, (private.state_dict(), ctx.notes))
+            prune(self.place.versions, self.id, task.keep)
+        w = read_w(shared)
+        if not work.honest:
+            w = task.w + threat.report(w - task.w, plan.seed_for("report", task.round, self.id), task.round)
+        return Reply(self.id, task.round, len(self.train), w, read_buffers(shared))
+
+    def _evaluate(self, task: Task) -> Reply:
+        """How the client fares on its own test data: with w, with what it predicts with, and alone."""
+        plan, shared, device = self.place.plan, self.place.shared, self.place.device
+        ctx = self._open(task)
+        shared.eval()
+        outputs = forward_all(shared, self.test, device)
+        private = self._private(ctx, task.round, create=False)
+        adapted = task.recovering or (private is not None and plan.method.after_stop == "adapted")
+        local = outputs
+        if adapted:
+            predict = plan.method.adaptation.predictor(ctx, shared, private)
+            if predict is not shared:
+                local = forward_all(predict, self.test, device)
+        tally = self._tally(outputs.cpu(), local.cpu())
+        return Reply(self.id, task.round, len(self.train), tally=tally, notes=ctx.notes)
+
+    def _tally(self, outputs: Tensor, local: Tensor) -> ClientTally:
+        plan, y = self.place.plan, self.test.labels
+        metric = self.place.problem.metric_for(plan)
+        alone = self._private_outputs() if plan.alone.private else None
+        wins = losses = 0
+        if alone is not None:
+            better = metric.per_sample(local, y) - metric.per_sample(alone, y)
+            wins, losses = int((better > 0).sum()), int((better < 0).sum())
+        goal = plan.environment.threat.goal(y)
+        wanted = goal >= 0
+
+        def hits(found: Tensor) -> int:
+            return int((found.argmax(-1) == goal)[wanted].sum()) if wanted.any() else 0
+
+        return ClientTally(
+            samples=len(self.test),
+            central=metric.tally(outputs, y),
+            local=metric.tally(local, y),
+            private=None if alone is None else metric.tally(alone, y),
+            wins=wins,
+            losses=losses,
+            attack_chances=int(wanted.sum()),
+            attack_central=hits(outputs),
+            attack_local=hits(local),
+        )
+
+    def _open(self, task: Task) -> Context:
+        """c2-c3: w_i <- w^{r-1}."""
+        plan = self.place.plan
+        write(self.place.shared, task.w, task.buffers)
+        return Context(
+            client=self.id,
+            round=task.round,
+            rate=plan.training.rate_at(task.round),
+            max_norm=plan.training.max_norm,
+            batch=plan.training.batch,
+            train=self.train,
+            loss=self.place.problem.loss,
+            penalty=plan.method.penalty,
+            received_P=task.w.to(self.place.device),
+            generator=torch.Generator().manual_seed(plan.seed_for(task.kind, task.round, self.id)),
+            device=self.place.device,
+        )
+
+    def _private(self, ctx: Context, up_to: int, create: bool) -> nn.Module | None:
+        """v_i as it was after round `up_to`, or its first value (c5-c6)."""
+        kept = newest(self.place.versions, self.id, up_to=up_to)
+        if kept is None and not create:
+            return None
+        private = self.place.plan.method.adaptation.begin(ctx, self.place.shared)
+        if private is None or kept is None:
+            return private
+        tensors, ctx.notes = kept[0], dict(kept[1])
+        try:
+            private.load_state_dict(tensors)
+        except RuntimeError as error:
+            raise UserError(f"client {self.id}: its v_i does not fit the model: {error}") from None
+        return private.train(self.place.shared.training)
+
+    def _private_outputs(self) -> Tensor:
+        if self._alone is None:
+            place = self.place
+            lesson = Lesson(
+                f"client {self.id}", self.train, self.test, place.plan, place.problem, place.device
+            )
+            self._alone = place.cache.outputs(lesson)
+        return self._alone

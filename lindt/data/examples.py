@@ -1,0 +1,153 @@
+"""A client's samples: rows of arrays that all clients share, so that nothing is copied per client.
+
+Legend: n samples, B a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol, final
+
+import torch
+from torch import Tensor
+
+from lindt.errors import UserError
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Examples(Protocol):
+    """n samples with their labels, taken a batch at a time."""
+
+    def __len__(self) -> int: ...
+    def take(self, rows_B: Tensor) -> Batch: ...
+    @property
+    def labels(self) -> Tensor: ...
+
+
+@final
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of shared tensors x and y. `prepare` runs on a batch of x (uint8 to normalised floats, say)."""
+
+    x: Tensor
+    y: Tensor
+    rows: Tensor
+    prepare: Callable[[Tensor], Tensor] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows_B: Tensor) -> Batch:
+        chosen = self.rows[rows_B]
+        x = self.x[chosen]
+        return (self.prepare(x) if self.prepare else x), self.y[chosen]
+
+    @property
+    def labels(self) -> Tensor:
+        return self.y[self.rows]
+
+
+@final
+@dataclass(frozen=True)
+class Listed:
+    """Any map-style dataset of (x, y) pairs, as PyTorch's DataLoader takes it."""
+
+    dataset: Any
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def take(self, rows_B: Tensor) -> Batch:
+        pairs = [self.dataset[int(row)] for row in rows_B]
+        return torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.as_tensor(
+            [int(y) for _, y in pairs]
+        )
+
+    @property
+    def labels(self) -> Tensor:
+        return torch.as_tensor([int(self.dataset[row][1]) for row in range(len(self))])
+
+
+def subset(examples: Examples, rows: Tensor) -> Examples:
+    """Some of a client's samples."""
+    if isinstance(examples, Rows):
+        return Rows(examples.x, examples.y, examples.rows[rows], examples.prepare)
+    return _Chosen(examples, rows)
+
+
+@final
+@dataclass(frozen=True)
+class _Chosen:
+    examples: Examples
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows_B: Tensor) -> Batch:
+        return self.examples.take(self.rows[rows_B])
+
+    @property
+    def labels(self) -> Tensor:
+        return self.examples.labels[self.rows]
+
+
+@final
+@dataclass(frozen=True)
+class Pooled:
+    """The samples of several clients as one: the union of D_i."""
+
+    parts: tuple[Examples, ...]
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+    def take(self, rows_B: Tensor) -> Batch:
+        ends = torch.tensor([len(part) for part in self.parts]).cumsum(0)
+        owner = torch.searchsorted(ends, rows_B, right=True)
+        pieces: list[Batch] = []
+        places: list[Tensor] = []
+        for index in owner.unique().tolist():
+            here = (owner == index).nonzero().flatten()
+            start = int(ends[index - 1]) if index else 0
+            pieces.append(self.parts[index].take(rows_B[here] - start))
+            places.append(here)
+        back = torch.cat(places).argsort()
+        return torch.cat([x for x, _ in pieces])[back], torch.cat([y for _, y in pieces])[back]
+
+    @property
+    def labels(self) -> Tensor:
+        return torch.cat([part.labels for part in self.parts])
+
+
+def pool(parts: list[Examples]) -> Examples:
+    """The union of several clients' samples; without a copy where they are rows of the same arrays."""
+    first = parts[0]
+    if isinstance(first, Rows) and all(isinstance(p, Rows) and p.x is first.x for p in parts):
+        return Rows(
+            first.x, first.y, torch.cat([p.rows for p in parts if isinstance(p, Rows)]), first.prepare
+        )
+    return Pooled(tuple(parts))
+
+
+def as_examples(samples: object) -> Examples:
+    """What people have: a pair of tensors or arrays, a map-style dataset, or Examples."""
+    if hasattr(samples, "take") and hasattr(samples, "labels"):
+        return samples  # type: ignore[return-value]  # checked by its two methods
+    if (
+        isinstance(samples, tuple | list)
+        and len(samples) == 2
+        and all(hasattr(part, "shape") for part in samples)
+    ):
+        x, y = (torch.as_tensor(part) for part in samples)
+        if len(x) != len(y):
+            raise UserError(f"a client's data: {len(x)} samples but {len(y)} labels; give one label a sample")
+        return Rows(x, y, torch.arange(len(x)))
+    if isinstance(samples, Sized) and hasattr(samples, "__getitem__"):
+        return Listed(samples)
+    raise UserError(
+        f"a client's data is a {type(samples).__name__}; give a pair (x, y) of tensors or arrays, "
+        "or a map-style dataset of (x, y) pairs"
+    )

@@ -1,0 +1,175 @@
+"""Detecting negative federated learning on the server (Sec. 3.4, Alg. 2 s6-s11).
+
+The clients' local optimums w_i lie around the new global optimum w. Their mean distance is the weight
+divergence (Eq. 5); less the norm of the privacy noise it is Delta (Eq. 7), which falls to zero in a
+federation that converges (Theorem 1). Delta above epsilon in more than r' rounds means NFL.
+
+Limits: Delta is no absolute. It scales with the learning rate, the local epochs and P, and once clipping
+binds or the aggregator is no mean it has no limit of zero. See docs/choosing-epsilon.md.
+
+Legend: K clients answering, P parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, final
+
+import torch
+from torch import Tensor
+
+from lindt.errors import UserError, require
+
+Statistic = Literal["delta", "clean", "spread"]
+Counting = Literal["cumulative", "consecutive"]
+
+
+def divergence(w_KP: Tensor, w_P: Tensor) -> float:
+    """w_div (Eq. 5): the mean over K clients of ||w_i - w||; a plain mean whatever the aggregator."""
+    # Row by row: the same numbers as one K x P difference, without its memory.
+    return sum(float(torch.linalg.vector_norm(w_i - w_P)) for w_i in w_KP) / len(w_KP)
+
+
+def delta_of(w_KP: Tensor, w_P: Tensor, noise_P: Tensor) -> float:
+    """Delta (Eq. 7): the weight divergence less the norm of the noise that the server added itself."""
+    return divergence(w_KP, w_P) - float(torch.linalg.vector_norm(noise_P))
+
+
+@final
+@dataclass(frozen=True)
+class Divergence:
+    """All that the server measures in a round; which of them is watched is the detector's `statistic`."""
+
+    w_div: float  # Eq. 5
+    delta: float  # Eq. 7
+    clean: float  # Eq. 5 around the aggregate before noise: free of the noise's compression
+    spread: float  # Eq. 5 of the clipped updates around their plain mean: zero for identical clients
+    clipped: float  # the share of updates longer than S; above a tenth Delta has no limit of zero
+    noise_norm: float
+
+    def watched(self, statistic: Statistic) -> float:
+        return {"delta": self.delta, "clean": self.clean, "spread": self.spread}[statistic]
+
+
+def measure(w_KP: Tensor, w_P: Tensor, noise_P: Tensor, clipped_KP: Tensor, clipped: float) -> Divergence:
+    """The divergence of one round; `clipped_KP` are the updates after clipping."""
+    w_div, noise_norm = divergence(w_KP, w_P), float(torch.linalg.vector_norm(noise_P))
+    clean = divergence(w_KP, w_P - noise_P)
+    spread = divergence(clipped_KP, clipped_KP.mean(0))
+    return Divergence(w_div, w_div - noise_norm, clean, spread, clipped, noise_norm)
+
+
+@final
+@dataclass(frozen=True)
+class Rule:
+    """`count > r'`: Delta above `epsilon` in more than `patience` rounds (Alg. 2, s8-s11)."""
+
+    epsilon: float = 0.1
+    patience: int = 250
+    statistic: Statistic = "delta"
+    counting: Counting = "cumulative"
+
+    def __post_init__(self) -> None:
+        require(self.epsilon > 0, "epsilon", self.epsilon, "the threshold of Delta must be above 0")
+        require(self.patience >= 0, "patience", self.patience, "the number of rounds r' must be 0 or more")
+
+    def count(self, count: int, value: float) -> int:
+        """s8-s9: one more round above epsilon; with `consecutive` a round below starts anew."""
+        if value > self.epsilon:
+            return count + 1
+        return count if self.counting == "cumulative" else 0
+
+    def exceeded(self, count: int) -> bool:
+        """s10: `count > r'`."""
+        return count > self.patience
+
+
+def is_negative(betas: Sequence[float], last: int = 10) -> bool:
+    """The definition of NFL made operational: the mean gain beta of the last 10 scored rounds is below 0.
+
+    The paper asks that no round R exists after which beta >= 0 for good; a run of finite length can only
+    show its end. This is the label that every detector is judged by.
+    """
+    if not betas:
+        raise ValueError("is_negative needs at least one scored round")
+    tail = betas[-last:]
+    return sum(tail) / len(tail) < 0
+
+
+class _Array(Protocol):
+    """numpy's arrays, and whatever else torch.as_tensor takes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+Weights = Tensor | _Array | Mapping[str, "Tensor | _Array"] | Sequence["Tensor | _Array"]
+
+
+@final
+@dataclass(frozen=True)
+class Verdict:
+    """The detector's answer after a round."""
+
+    round: int
+    w_div: float
+    delta: float
+    count: int
+    negative: bool
+
+
+class Detector:
+    """The doorway for a loop that exists already: feed it weights, it answers with a verdict.
+
+    >>> detector = Detector(epsilon=0.1, patience=250)
+    >>> verdict = detector.observe([w_1, w_2, w_3], new_global)       # after every aggregation
+    >>> if verdict.negative: ...                                      # tell the clients to recover
+
+    Weights are tensors, numpy arrays, lists of either, or state dicts; integer entries of a state dict are
+    counters, no weights, and are left out. Give `noise` in the same form where the server adds any.
+    """
+
+    def __init__(
+        self, epsilon: float = 0.1, patience: int = 250, *, counting: Counting = "cumulative"
+    ) -> None:
+        self.rule = Rule(epsilon, patience, counting=counting)
+        self.round = 0
+        self.count = 0
+        self.negative = False
+
+    def observe(
+        self, clients: Sequence[Weights], new_global: Weights, noise: Weights | None = None
+    ) -> Verdict:
+        if len(clients) == 0:
+            raise UserError("clients: no weights were given; skip the detector in a round without answers")
+        w_P = flat(new_global)
+        rows = [flat(client) for client in clients]
+        for index, row in enumerate(rows):
+            if row.shape != w_P.shape:
+                raise UserError(
+                    f"clients[{index}] has {row.numel()} weights but the global model has {w_P.numel()}; "
+                    "give both in the same form"
+                )
+        noise_P = torch.zeros_like(w_P) if noise is None else flat(noise)
+        w_div = divergence(torch.stack(rows), w_P)
+        delta = w_div - float(torch.linalg.vector_norm(noise_P))
+        if delta != delta:
+            raise UserError("clients: a weight is NaN; drop that client's update before aggregating it")
+        self.round += 1
+        self.count = self.rule.count(self.count, delta)
+        self.negative = self.negative or self.rule.exceeded(self.count)
+        return Verdict(self.round, w_div, delta, self.count, self.negative)
+
+
+def flat(weights: Weights) -> Tensor:
+    """One vector of floats from whatever a framework calls weights."""
+    if isinstance(weights, Mapping):
+        # By name, so that two state dicts in different order are the same weights.
+        tensors = [torch.as_tensor(weights[name]) for name in sorted(weights)]
+        parts = [tensor for tensor in tensors if tensor.is_floating_point()]
+    elif isinstance(weights, Tensor) or hasattr(weights, "shape"):
+        parts = [torch.as_tensor(weights)]
+    else:
+        parts = [torch.as_tensor(part) for part in weights]
+    return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in parts])

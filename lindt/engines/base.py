@@ -1,0 +1,56 @@
+"""An engine is a transport: it carries tasks to clients and brings their replies. Everything else is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, final
+
+from torch import Tensor
+
+from lindt.metrics import ClientTally
+from lindt.weights import Buffers
+
+
+@final
+@dataclass(frozen=True)
+class Task:
+    """What the server asks of one client. There is no field for v_i: it never travels.
+
+    `run` keeps the v_i of different runs apart; `keep` is the round of the oldest checkpoint, up to which a
+    client may forget what newer versions of v_i replace.
+    """
+
+    kind: Literal["train", "evaluate", "private"]
+    run: str
+    client: int
+    round: int
+    w: Tensor
+    buffers: Buffers
+    recovering: bool  # Alg. 2, `flag`
+    keep: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class Reply:
+    """What comes back: w_i and n_i from training, a tally and the method's notes from evaluating."""
+
+    client: int
+    round: int
+    size: int
+    w: Tensor | None = None
+    buffers: Buffers | None = None
+    tally: ClientTally | None = None
+    notes: dict[str, float] | None = None
+
+
+class Engine(Protocol):
+    def available(self) -> Sequence[int]: ...
+    def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        """Replies as they come; a client that fails sends none. The caller may stop listening."""
+        ...
+
+    def forget_after(self, round: int) -> None:
+        """Before a resumed run goes on: drop every v_i written after `round`."""
+        ...

@@ -1,0 +1,60 @@
+"""The engine for one process: clients answer one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import final
+
+import torch
+
+from lindt.alone import Cache
+from lindt.client import Client, Place
+from lindt.data.examples import pool
+from lindt.engines.base import Reply, Task
+from lindt.federation import attackers_of
+from lindt.plan import Plan
+from lindt.problem import Problem, first_model
+from lindt.versions import InFolder, InMemory, Versions, forget_after
+
+
+@final
+class InProcess:
+    """`folder` keeps v_i on disk, under the run's id; without it they live in memory."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        problem: Problem,
+        *,
+        run: str = "",
+        folder: Path | None = None,
+        cache: Path | None = None,
+        device: str = "cpu",
+    ) -> None:
+        torch.set_num_threads(plan.threads)
+        threat = plan.environment.threat
+        versions: Versions = InMemory() if folder is None else InFolder(folder, run)
+        place = Place(
+            plan=plan,
+            problem=problem,
+            shared=first_model(problem, plan).to(device),
+            versions=versions,
+            cache=Cache(cache),
+            device=torch.device(device),
+            attackers=attackers_of(plan, len(problem.data)),
+            backdoor=threat.pool(pool([train for train, _ in problem.data])) if threat.share else None,
+        )
+        self.versions = versions
+        self.clients = [Client(id, place) for id in range(len(problem.data))]
+
+    def available(self) -> Sequence[int]:
+        return range(len(self.clients))
+
+    def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        for task in tasks:
+            yield self.clients[task.client].handle(task)
+
+    def forget_after(self, round: int) -> None:
+        for client in self.clients:
+            forget_after(self.versions, client.id, round)

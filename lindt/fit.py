@@ -1,0 +1,73 @@
+"""The one training loop of the package: clients, FB's fine-tuning, private and centralized training call it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lindt.data.examples import Batch, Examples
+
+
+@final
+@dataclass(frozen=True)
+class LocalWork:
+    """What a client trains on in one round, before a threat corrupts it: D_i and E epochs.
+
+    An attacker's batch holds `mixed` samples of `mixed_in` and fills the rest from its own data.
+    """
+
+    data: Examples
+    epochs: int
+    mixed_in: Examples | None = None
+    mixed: int = 0
+    honest: bool = True  # an attacker trains w only, whatever the method
+
+    def batches(self, size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """One epoch: D_i in random order, in batches of `size`."""
+        own = size - self.mixed if self.mixed_in is not None else size
+        chunks = list(torch.randperm(len(self.data), generator=generator).split(own))
+        if len(chunks) > 1 and len(chunks[-1]) == 1:
+            chunks[-2:] = [torch.cat(chunks[-2:])]  # BatchNorm cannot train on a lone last sample
+        for rows in chunks:
+            x, y = self.data.take(rows)
+            if self.mixed_in is not None:
+                theirs = torch.randint(len(self.mixed_in), (self.mixed,), generator=generator)
+                x_mixed, y_mixed = self.mixed_in.take(theirs)
+                x, y = torch.cat([x, x_mixed]), torch.cat([y, y_mixed])
+            yield x, y
+
+
+def fit(
+    step: Callable[[Batch], None],
+    work: LocalWork,
+    batch: int,
+    generator: torch.Generator,
+    device: torch.device,
+) -> Iterator[int]:
+    """Alg. 1, c4-c7. Yields after each epoch, so that the caller may stop."""
+    for epoch in range(1, work.epochs + 1):
+        for x, y in work.batches(batch, generator):
+            step((x.to(device), y.to(device)))
+        yield epoch
+
+
+@torch.no_grad()
+def forward_all(
+    predict: Callable[[Tensor], Tensor], data: Examples, device: torch.device, batch: int = 128
+) -> Tensor:
+    """The outputs for all samples of a client, in order."""
+    rows = torch.arange(len(data))
+    return torch.cat([predict(data.take(chunk)[0].to(device)) for chunk in rows.split(batch)])
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout draws from torch's global generator: give it a seed of its own, then put it back."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

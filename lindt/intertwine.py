@@ -1,0 +1,205 @@
+"""The layer-wise intertwined dual model (Sec. 4.1) on any nn.Module, by naming its attach points.
+
+A forward hook on the global model keeps each point's output; a forward hook on the local model replaces its
+own output there by the intertwined representation. Neither model has to be rewritten, and the hooks live for
+one call, so that deepcopy, state_dict and torch.compile see two plain models.
+
+Legend: B samples, T steps of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from lindt.errors import PlanError, UserError
+
+Per = Literal["sample", "step"]
+Scale = Literal["paper", "sqrt_d", "cosine"]
+Position = Literal["after", "before"]
+
+_ZERO = 1e-12  # a norm below this is no direction: the score is 0.5 and its gradient stays finite
+
+
+def score(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
+    """Eq. 8: sigmoid of the scalar projection of the global representation on the local one.
+
+    One score a sample, or one a step of a sequence (over the last dimension); shaped to broadcast.
+    """
+    # The sums run over all but the batch, or over the features only.
+    over = tuple(range(1, local_B.dim())) if per == "sample" else (-1,)
+    dot = (local_B * global_B).sum(over, keepdim=True)
+    dot = dot / _nonzero(torch.linalg.vector_norm(local_B, dim=over, keepdim=True))
+    if scale == "sqrt_d":
+        dot = dot / (local_B.numel() // dot.numel()) ** 0.5
+    elif scale == "cosine":
+        dot = dot / _nonzero(torch.linalg.vector_norm(global_B, dim=over, keepdim=True))
+    return torch.sigmoid(dot)
+
+
+def _nonzero(norm: Tensor) -> Tensor:
+    return torch.where(norm > _ZERO, norm, torch.ones_like(norm))
+
+
+def attach(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
+    """Eq. 9: h = score * G + (1 - score) * L."""
+    return torch.lerp(local_B, global_B, score(global_B, local_B, per, scale))
+
+
+@final
+class Intertwined(nn.Module):
+    """The dual model: `global_output, local_output = dual(x)`. Clients predict with the local one.
+
+    `scores` holds the mean score at each point of the last call when `watch` is set.
+    """
+
+    def __init__(
+        self,
+        global_model: nn.Module,
+        local_model: nn.Module,
+        points: Mapping[str, Per],
+        scale: Scale = "paper",
+    ) -> None:
+        super().__init__()
+        self.global_model, self.local_model = global_model, local_model
+        self.points, self.scale = dict(points), scale
+        self.watch = False
+        self.scores: dict[str, float] = {}
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        kept: dict[str, Tensor] = {}
+
+        def keep(name: str, output: Any) -> Any:
+            if name in kept:
+                raise UserError(_fired(name, "more than once"))
+            kept[name] = _first(output)
+            return output
+
+        def replace(name: str, output: Any) -> Any:
+            if name not in kept:
+                raise UserError(_fired(name, "more often in the local model than in the global one"))
+            theirs, ours, per = kept.pop(name), _first(output), self.points[name]
+            if theirs.shape != ours.shape:
+                raise UserError(
+                    f"attach point {name!r}: the global model gives {tuple(theirs.shape)} there, the local "
+                    f"model {tuple(ours.shape)}; both need the same structure"
+                )
+            if self.watch:
+                self.scores[name] = float(score(theirs, ours, per, self.scale).detach().mean())
+            return _with_first(output, attach(theirs, ours, per, self.scale))
+
+        with _hooks(self.global_model, self.points, keep):
+            global_output = self.global_model(x)
+        for name in self.points:
+            if name not in kept:
+                raise UserError(_fired(name, "not at all"))
+        with _hooks(self.local_model, self.points, replace):
+            local_output = self.local_model(x)
+        if kept:
+            raise UserError(_fired(next(iter(kept)), "not at all in the local model"))
+        return global_output, local_output
+
+    def joint_loss(self, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Eq. 10: the loss of the global output plus the loss of the local one; both reach w and v."""
+        global_output, local_output = self(x)
+        return loss(global_output, y) + loss(local_output, y)
+
+
+def intertwine(
+    global_model: nn.Module,
+    local_model: nn.Module,
+    points: Sequence[str] | Mapping[str, Per] | None = None,
+    *,
+    scale: Scale = "paper",
+    position: Position = "after",
+) -> Intertwined:
+    """Join two models of the same structure at `points`, names of submodules; by default `default_points`."""
+    for model in (global_model, local_model):
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise UserError(
+                f"{type(model).__name__} runs copies of the model that no hook follows; "
+                "intertwine the inner `.module` and wrap the result"
+            )
+    names = default_points(global_model, position) if points is None else points
+    known, known_local = dict(global_model.named_modules()), dict(local_model.named_modules())
+    for name in names:
+        if name not in known or name not in known_local or not name:
+            raise PlanError(
+                "points", name, f"no such submodule in the model; choose among {[n for n in known if n]}"
+            )
+    if isinstance(names, Mapping):
+        return Intertwined(global_model, local_model, names, scale)
+    # A recurrent module's output is a sequence whose steps agree or contradict one by one.
+    per: dict[str, Per] = {n: "step" if isinstance(known[n], nn.RNNBase) else "sample" for n in names}
+    return Intertwined(global_model, local_model, per, scale)
+
+
+def default_points(model: nn.Module, position: Position = "after") -> list[str]:
+    """m = 1..M-1: what a model names as its `attach_points`, or the joints of a plain nn.Sequential.
+
+    `after` takes the module before each next parametrised one (activation and pooling included), `before`
+    each parametrised module itself; never the last, whose output are the logits.
+    """
+    named = getattr(model, "attach_points", None)
+    if named is not None:
+        return list(named)
+    if not isinstance(model, nn.Sequential):
+        raise PlanError(
+            "points", None, f"a {type(model).__name__} has no default attach points; name submodules, or set "
+            "`attach_points` on the model"
+        )  # fmt: skip
+    children = list(model.named_children())
+    # An embedding has parameters but no representation of a layer yet: it is no m = 1..M-1.
+    layers = [
+        index
+        for index, (_, child) in enumerate(children)
+        if any(True for _ in child.parameters()) and not isinstance(child, nn.Embedding)
+    ]
+    if position == "before":
+        return [children[index][0] for index in layers[:-1]]
+    return [_joint(children, start, stop) for start, stop in zip(layers, layers[1:], strict=False)]
+
+
+def _joint(children: list[tuple[str, nn.Module]], start: int, stop: int) -> str:
+    """The last module before the next layer that still transforms: dropout and reshaping only pass on."""
+    passing = (nn.Dropout, nn.Dropout2d, nn.Flatten, nn.Identity)
+    last = stop - 1
+    while last > start and isinstance(children[last][1], passing):
+        last -= 1
+    return children[last][0]
+
+
+def _fired(name: str, how: str) -> str:
+    return f"attach point {name!r} fired {how} in one forward pass; name a submodule that runs exactly once"
+
+
+def _first(output: Any) -> Tensor:
+    """The representation in a module's output: recurrent modules give (output, state)."""
+    tensor = output[0] if isinstance(output, tuple) else output
+    if not isinstance(tensor, Tensor):
+        raise UserError(
+            f"an attach point gives a {type(tensor).__name__}, not a tensor; name another submodule"
+        )
+    return tensor
+
+
+def _with_first(output: Any, tensor: Tensor) -> Any:
+    return (tensor, *output[1:]) if isinstance(output, tuple) else tensor
+
+
+@contextmanager
+def _hooks(model: nn.Module, points: Mapping[str, Per], act: Callable[[str, Any], Any]) -> Iterator[None]:
+    def hook(name: str) -> Callable[[nn.Module, Any, Any], Any]:
+        return lambda _module, _inputs, output: act(name, output)
+
+    handles = [model.get_submodule(name).register_forward_hook(hook(name)) for name in points]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

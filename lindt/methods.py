@@ -1,0 +1,50 @@
+"""The paper's main table, one method a line. Methods are compositions: there is no class per combination."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, final
+
+from lindt.adaptations import Adaptation, Apfl, Dual, FineTuneHead, GlobalOnly
+from lindt.aggregators import Aggregator, Mean, TrimmedMean
+from lindt.penalties import NoPenalty, Penalty, Proximal
+from lindt.recovery import Always, OnDetection, Recovery
+
+
+@final
+@dataclass(frozen=True)
+class Method:
+    """What the clients learn for themselves, how the server joins it, and when recovery runs.
+
+    `after_stop` is how clients predict once recovery has stopped: with what they learned, frozen ("adapted"),
+    or with the global model alone.
+    """
+
+    adaptation: Adaptation = field(default_factory=GlobalOnly)
+    aggregator: Aggregator = field(default_factory=Mean)
+    penalty: Penalty = field(default_factory=NoPenalty)
+    recovery: Recovery = field(default_factory=Always)
+    after_stop: Literal["adapted", "global"] = "adapted"
+
+
+FEDAVG = Method()
+FEDPROX = Method(penalty=Proximal(mu=0.001))
+TRIMMED_MEAN = Method(aggregator=TrimmedMean(share=0.2))
+FB = Method(adaptation=FineTuneHead(rate=0.001, epochs=200))
+APFL = Method(adaptation=Apfl(alpha=0.01))
+LINDT = Method(adaptation=Dual())
+LINDT_TM = replace(LINDT, aggregator=TrimmedMean(share=0.2))
+RUNTIME = replace(LINDT, recovery=OnDetection(epsilon=0.1, patience=250))
+WATCH = replace(FEDAVG, recovery=OnDetection(epsilon=0.1, patience=250))
+
+METHODS: dict[str, Method] = {
+    "fedavg": FEDAVG,
+    "fedprox": FEDPROX,
+    "trimmed-mean": TRIMMED_MEAN,
+    "fb": FB,
+    "apfl": APFL,
+    "lindt": LINDT,
+    "lindt-tm": LINDT_TM,
+    "runtime": RUNTIME,  # detection and recovery: FedAvg until NFL is detected, LINDT from then on
+    "watch": WATCH,  # detection only: FedAvg that says when it goes wrong
+}

@@ -1,0 +1,229 @@
+"""How well it goes, and for whom: central and local scores, the gain beta_i and beta (Eq. 2, 3), clients harmed.
+
+A metric travels as a tally: sums over samples that add up over clients, so that the central score (all test
+data pooled) comes from the same pass as the local ones, and no client reveals a prediction.
+
+Legend: n samples, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, final
+
+import torch
+from torch import Tensor
+
+Weighting = Literal["equal", "size", "given"]
+
+
+class Metric(Protocol):
+    """A performance V (Sec. 3.2): higher is better."""
+
+    @property
+    def percent(self) -> bool:
+        """Whether people read it times 100."""
+        ...
+
+    def tally(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor: ...
+    def value(self, tally: Tensor) -> float: ...
+    def per_sample(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+        """One number a sample, for the paired test."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class Accuracy:
+    percent = True
+
+    def per_sample(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+        return (outputs_nC.argmax(-1) == y_n).to(torch.float64)
+
+    def tally(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+        hits = self.per_sample(outputs_nC, y_n)
+        return torch.stack([hits.sum(), torch.tensor(float(hits.numel()), dtype=torch.float64)])
+
+    def value(self, tally: Tensor) -> float:
+        return float(tally[0] / tally[1])
+
+
+@final
+@dataclass(frozen=True)
+class MacroF1:
+    """The mean F1 over the classes that occur in truth or prediction; its tally is the confusion matrix."""
+
+    percent = True
+
+    def per_sample(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+        return (outputs_nC.argmax(-1) == y_n).to(torch.float64)
+
+    def tally(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+        classes = outputs_nC.shape[-1]
+        cells = y_n * classes + outputs_nC.argmax(-1)
+        return torch.bincount(cells.flatten(), minlength=classes * classes).to(torch.float64)
+
+    def value(self, tally: Tensor) -> float:
+        confusion = tally.view(math.isqrt(tally.numel()), -1)
+        hits, total = confusion.diagonal(), confusion.sum(0) + confusion.sum(1)
+        return float((2 * hits / total)[total > 0].mean())
+
+
+@final
+@dataclass(frozen=True)
+class MeanOf:
+    """A user's own metric: a function that gives one number a sample, higher is better."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    percent = False
+
+    def per_sample(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+        values = self.function(outputs_nC, y_n).to(torch.float64)
+        if values.shape != (len(y_n),):
+            raise ValueError(
+                f"the metric gave shape {tuple(values.shape)} for {len(y_n)} samples; give one number each"
+            )
+        return values
+
+    def tally(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+        values = self.per_sample(outputs_nC, y_n)
+        return torch.stack([values.sum(), torch.tensor(float(len(values)), dtype=torch.float64)])
+
+    def value(self, tally: Tensor) -> float:
+        return float(tally[0] / tally[1])
+
+
+METRICS: dict[str, Metric] = {"accuracy": Accuracy(), "macro_f1": MacroF1()}
+
+
+@final
+@dataclass(frozen=True)
+class ClientTally:
+    """What a client answers when it is asked how it fares: sums, no samples."""
+
+    samples: int
+    central: Tensor  # of the global model on this client's test data
+    local: Tensor  # of what the client predicts with
+    private: Tensor | None  # of the model it trained alone
+    wins: int = 0  # samples on which it is better off than alone
+    losses: int = 0
+    attack_chances: int = 0  # samples on which the backdoor wants another label
+    attack_central: int = 0  # ... and gets it from the global model
+    attack_local: int = 0
+
+
+@final
+@dataclass(frozen=True)
+class ClientScore:
+    client: int
+    samples: int
+    local: float
+    private: float | None
+    beta: float | None
+    clear: bool  # |beta_i| is more than chance explains, by the paired test
+
+
+@final
+@dataclass(frozen=True)
+class Scores:
+    """One scored round. Rates and gains are fractions, not percent."""
+
+    central: float
+    local: float
+    private: float | None
+    beta: float | None
+    harmed: int | None  # clients with beta_i < 0
+    clearly_harmed: int | None  # ... by the paired test at 95%
+    ties: int | None
+    worst_tenth: float | None  # the mean beta_i of the tenth of the clients that gain least
+    attack_central: float | None  # the backdoor's success rate on the global model
+    attack_local: float | None
+    clients: tuple[ClientScore, ...]
+    notes: dict[str, float]  # what the method logs, averaged over the clients that log it
+
+
+def paired_p_value(wins: int, losses: int) -> float:
+    """McNemar's exact test, two-sided: are as many samples won as lost against training alone?"""
+    n, k = wins + losses, min(wins, losses)
+    if n == 0:
+        return 1.0
+    tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def weighted_gain(betas: Sequence[float], weights: Sequence[float]) -> float:
+    """beta (Eq. 3): sum of alpha_i * beta_i, with the alphas normalised to sum to 1."""
+    total = math.fsum(weights)
+    return math.fsum(a * b for a, b in zip(weights, betas, strict=True)) / total
+
+
+def worst_tenth(betas: Sequence[float]) -> float:
+    worst = sorted(betas)[: math.ceil(len(betas) / 10)]
+    return math.fsum(worst) / len(worst)
+
+
+def summarise(
+    tallies: dict[int, ClientTally],
+    metric: Metric,
+    *,
+    counted: frozenset[int],
+    alphas: dict[int, float],
+    notes: Sequence[dict[str, float]] = (),
+) -> Scores:
+    """A round's scores: central over everyone's test data, the rest over the clients that are `counted`."""
+    mine = {i: tallies[i] for i in sorted(tallies) if i in counted}
+    scores = tuple(_client_score(i, tally, metric) for i, tally in mine.items())
+    weights = [alphas[score.client] for score in scores]
+    gains = [score.beta for score in scores if score.beta is not None]
+    known = len(gains) == len(scores)
+    attack = _attack_rates(list(tallies.values()), list(mine.values()))
+    return Scores(
+        central=metric.value(_total([t.central for t in tallies.values()])),
+        local=weighted_gain([score.local for score in scores], weights),
+        private=weighted_gain([s.private for s in scores if s.private is not None], weights)
+        if known
+        else None,
+        beta=weighted_gain(gains, weights) if known else None,
+        harmed=sum(beta < 0 for beta in gains) if known else None,
+        clearly_harmed=sum(score.clear and (score.beta or 0) < 0 for score in scores) if known else None,
+        ties=sum(beta == 0 for beta in gains) if known else None,
+        worst_tenth=worst_tenth(gains) if known else None,
+        attack_central=attack[0],
+        attack_local=attack[1],
+        clients=scores,
+        notes=_mean_notes(notes),
+    )
+
+
+def _client_score(client: int, tally: ClientTally, metric: Metric) -> ClientScore:
+    local = metric.value(tally.local)
+    private = None if tally.private is None else metric.value(tally.private)
+    return ClientScore(
+        client,
+        tally.samples,
+        local,
+        private,
+        None if private is None else local - private,  # Eq. 2
+        private is not None and paired_p_value(tally.wins, tally.losses) < 0.05,
+    )
+
+
+def _total(tallies: list[Tensor]) -> Tensor:
+    return torch.stack(tallies).sum(0)
+
+
+def _attack_rates(
+    everyone: list[ClientTally], counted: list[ClientTally]
+) -> tuple[float | None, float | None]:
+    chances, own = sum(t.attack_chances for t in everyone), sum(t.attack_chances for t in counted)
+    if not chances or not own:
+        return None, None
+    return sum(t.attack_central for t in everyone) / chances, sum(t.attack_local for t in counted) / own
+
+
+def _mean_notes(notes: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = sorted({name for note in notes for name in note})
+    values = {name: [note[name] for note in notes if name in note] for name in names}
+    return {name: math.fsum(found) / len(found) for name, found in values.items()}

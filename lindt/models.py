@@ -1,0 +1,128 @@
+"""The paper's CNN and LSTM (Appendix C.2), and a small CNN for the embedded digits.
+
+Each is a plain nn.Module in the order its layers run. Max-pooling and ReLU commute; pooling first is cheaper.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol, final
+
+from torch import Tensor, nn
+
+from lindt.errors import require
+
+
+class Model(Protocol):
+    """A recipe for a model; building it draws its first weights from torch's global generator."""
+
+    def build(self, classes: int) -> nn.Module: ...
+
+
+@final
+@dataclass(frozen=True)
+class Cnn:
+    """Two unpadded 5x5 convolutions, 512, 128 and 10 units: 940,362 parameters on 3 x 32 x 32."""
+
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "a share in [0, 1)")
+
+    def build(self, classes: int = 10) -> nn.Module:
+        return nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(3, 32, 5),
+                pool1=nn.MaxPool2d(2),
+                relu1=nn.ReLU(),
+                conv2=nn.Conv2d(32, 64, 5),
+                pool2=nn.MaxPool2d(2),
+                relu2=nn.ReLU(),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(1600, 512),
+                relu3=nn.ReLU(),
+                drop1=nn.Dropout(self.dropout),
+                fc2=nn.Linear(512, 128),
+                relu4=nn.ReLU(),
+                drop2=nn.Dropout(self.dropout),
+                fc3=nn.Linear(128, classes),
+            )
+        )
+
+
+@final
+@dataclass(frozen=True)
+class SmallCnn:
+    """For 1 x 8 x 8 digits: 13,706 parameters with 10 classes."""
+
+    def build(self, classes: int = 10) -> nn.Module:
+        return nn.Sequential(
+            OrderedDict(
+                conv1=nn.Conv2d(1, 16, 3, padding=1),
+                pool1=nn.MaxPool2d(2),
+                relu1=nn.ReLU(),
+                conv2=nn.Conv2d(16, 32, 3, padding=1),
+                pool2=nn.MaxPool2d(2),
+                relu2=nn.ReLU(),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(128, 64),
+                relu3=nn.ReLU(),
+                fc2=nn.Linear(64, classes),
+            )
+        )
+
+
+@final
+class _CharacterLstm(nn.Module):
+    attach_points = ("lstm1", "lstm2")  # m = 1..M-1: not the embedding, not the logits
+
+    def __init__(self, classes: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(classes, 8)
+        self.lstm1 = nn.LSTM(8, hidden, batch_first=True)
+        self.drop1 = nn.Dropout(dropout)
+        self.lstm2 = nn.LSTM(hidden, hidden, batch_first=True)
+        self.drop2 = nn.Dropout(dropout)
+        self.output = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.lstm1(self.embedding(x))
+        h, _ = self.lstm2(self.drop1(h))
+        logits: Tensor = self.output(self.drop2(h[:, -1]))
+        return logits
+
+
+@final
+@dataclass(frozen=True)
+class Lstm:
+    """An embedding of 8, two LSTMs of 256, one output a character: 819,920 parameters with 80 characters."""
+
+    hidden: int = 256
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        require(self.hidden >= 1, "hidden", self.hidden, "at least 1 unit")
+        require(0 <= self.dropout < 1, "dropout", self.dropout, "a share in [0, 1)")
+
+    def build(self, classes: int = 80) -> nn.Module:
+        return _CharacterLstm(classes, self.hidden, self.dropout)
+
+
+@final
+@dataclass(frozen=True)
+class Linear:
+    """Softmax regression on flattened input: the smallest model that learns, for tests and first looks."""
+
+    features: int = 64
+
+    def __post_init__(self) -> None:
+        require(self.features >= 1, "features", self.features, "at least 1 input")
+
+    def build(self, classes: int = 10) -> nn.Module:
+        return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc1=nn.Linear(self.features, classes)))
+
+
+def parameters_of(module: nn.Module) -> int:
+    """P, the length of w."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,0 +1,79 @@
+"""What a federation learns: the clients' data, a model, a loss and a metric. From a plan, or the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from lindt.adaptations.base import Loss
+from lindt.data.examples import Examples, Rows, as_examples
+from lindt.data.sources import SOURCES, Pools
+from lindt.errors import PlanError, UserError
+from lindt.metrics import METRICS, MeanOf, Metric
+from lindt.plan import Plan
+
+
+@final
+@dataclass(frozen=True)
+class Problem:
+    """`clients` is a (train, test) pair a client: tensors, arrays or map-style datasets.
+
+    `model` builds an untrained nn.Module; `metric` is a Metric, or a function that gives one number a sample.
+    """
+
+    clients: Sequence[tuple[object, object]]
+    model: Callable[[], nn.Module]
+    loss: Loss = cross_entropy
+    metric: Metric | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    class_names: tuple[str, ...] = ()
+    data: tuple[tuple[Examples, Examples], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        pairs = tuple((as_examples(train), as_examples(test)) for train, test in self.clients)
+        if len(pairs) < 2:
+            raise UserError(f"clients: {len(pairs)} given; a federation has at least 2")
+        for index, (train, test) in enumerate(pairs):
+            if len(train) < 2 or len(test) < 1:
+                raise UserError(
+                    f"clients[{index}]: {len(train)} training and {len(test)} test samples; "
+                    "give at least 2 and 1, or leave the client out"
+                )
+        object.__setattr__(self, "data", pairs)
+
+    def metric_for(self, plan: Plan) -> Metric:
+        if self.metric is None:
+            return METRICS[plan.scoring.metric]
+        return self.metric if hasattr(self.metric, "tally") else MeanOf(self.metric)  # type: ignore[arg-type]
+
+
+def first_model(problem: Problem, plan: Plan) -> nn.Module:
+    """w^0: the same for every method, drawn from the plan's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed_for("model"))
+        return problem.model()
+
+
+def problem_for(plan: Plan) -> Problem:
+    """The plan's own data and model."""
+    pools = SOURCES[plan.data.source](plan.data.test_share, plan.seed)
+    try:
+        shares = allocate(plan, pools)
+    except PlanError as error:
+        raise error.within("data") from None
+    clients = [
+        (Rows(pools.x, pools.y, pools.train[train]), Rows(pools.x, pools.y, pools.test[test]))
+        for train, test in shares
+    ]
+    return Problem(clients, lambda: plan.model.build(pools.classes), class_names=pools.class_names)
+
+
+def allocate(plan: Plan, pools: Pools) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The rows of each client, among the pool's training and test rows."""
+    train_y, test_y = pools.y[pools.train].numpy(), pools.y[pools.test].numpy()
+    shares = plan.data.allocation.split(train_y, test_y, plan.data.clients, plan.seed)
+    return [(torch.as_tensor(share.train), torch.as_tensor(share.test)) for share in shares]

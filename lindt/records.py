@@ -1,0 +1,121 @@
+"""What a run leaves for its readers: a line a round, and the summary at the end. Plain values only."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from lindt.aggregators import Bounded
+from lindt.detection import is_negative
+from lindt.environment.budget import budget
+from lindt.environment.privacy import Gaussian
+from lindt.federation import RoundResult, attackers_of
+from lindt.metrics import Metric, Scores
+from lindt.plan import Plan
+from lindt.problem import Problem
+from lindt.recovery import OnDetection
+
+
+def round_line(result: RoundResult) -> dict[str, Any]:
+    """One line of rounds.jsonl. Accuracies and gains are fractions."""
+    recovery = result.recovery
+    return {
+        "round": result.round,
+        "asked": list(result.asked),
+        "answered": list(result.answered),
+        "refused": [asdict(refusal) for refusal in result.refused],
+        **(asdict(result.seen) if result.seen else {}),
+        "recovering": result.recovering,
+        "flag": recovery.on,
+        "count": recovery.count,
+        "quiet": recovery.quiet,
+        "detections": recovery.detections,
+        "scores": _scores(result.scores) if result.scores else None,
+    }
+
+
+def _scores(scores: Scores) -> dict[str, Any]:
+    return asdict(scores) | {"clients": [asdict(client) for client in scores.clients]}
+
+
+def about_run(plan: Plan, problem: Problem, task: str | None) -> dict[str, Any]:
+    """run.json: who takes part. Label counts only where labels are classes."""
+    import platform
+
+    import torch
+
+    import lindt
+
+    attackers = attackers_of(plan, len(problem.data))
+    return {
+        "name": plan.name,
+        "task": task,
+        "class_names": list(problem.class_names),
+        "metric_in_percent": problem.metric_for(plan).percent,
+        "clients": [
+            {
+                "client": i,
+                "train": len(train),
+                "test": len(test),
+                "attacker": i in attackers,
+                "labels": _label_counts(train.labels),
+            }
+            for i, (train, test) in enumerate(problem.data)
+        ],
+        "versions": {
+            "lindt": lindt.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _label_counts(labels: Any) -> dict[str, int]:
+    if labels.is_floating_point() or labels.dim() != 1:
+        return {}
+    values, counts = labels.unique(return_counts=True)
+    return {str(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
+
+
+def summarise_run(plan: Plan, lines: list[dict[str, Any]], clients: int, metric: Metric) -> dict[str, Any]:
+    """summary.json: the mean over the last scored rounds, as the paper reports it, and the verdicts."""
+    scored = [line["scores"] for line in lines if line["scores"]]
+    last = scored[-plan.scoring.last :]
+    names = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
+    betas = [scores["beta"] for scores in scored if scores["beta"] is not None]
+    return {
+        "rounds": len(lines),
+        "scored_rounds": len(last),
+        **{name: _mean([scores[name] for scores in last]) for name in names},
+        **{name: last[-1][name] for name in ("harmed", "clearly_harmed", "ties")},
+        "counted_clients": len(last[-1]["clients"]),
+        "negative": is_negative(betas, plan.scoring.last) if betas else None,
+        "detected_at": [b["round"] for a, b in _pairs(lines) if b["detections"] > a["detections"]],
+        "stopped_at": [b["round"] for a, b in _pairs(lines) if a["flag"] and not b["flag"]],
+        "dual_rounds": sum(line["recovering"] for line in lines),
+        "refused_updates": sum(len(line["refused"]) for line in lines),
+        "metric_in_percent": metric.percent,
+        "privacy": privacy_budget(plan, clients, len(lines)),
+    }
+
+
+def privacy_budget(plan: Plan, clients: int, rounds: int) -> dict[str, Any]:
+    """What the noise really buys, in numbers and in words."""
+    privacy, aggregator = plan.environment.privacy, plan.method.aggregator
+    active = plan.environment.participation.wanted(clients)
+    sigma, sensitivity = 0.0, None
+    if isinstance(privacy, Gaussian):
+        sigma = privacy.sigma
+        if isinstance(aggregator, Bounded):
+            sensitivity = aggregator.sensitivity(privacy.S, active)
+    spent = budget(sigma=sigma, sensitivity=sensitivity, clients=clients, active=active, rounds=rounds)
+    return {"words": spent.in_words(), "epsilon": spent.epsilon_dp, "delta": spent.delta_dp}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _pairs(lines: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return list(zip([{"detections": 0, "flag": False}, *lines], lines, strict=False))

@@ -1,0 +1,153 @@
+"""A run on disk: the resolved plan, one JSON line a round, the summary, a checkpoint.
+
+    plan.toml       everything that decides the numbers
+    run.json        the run's id, its clients (sizes, labels, roles), versions of what computed it
+    rounds.jsonl    one line a round, no clock times: the same bytes for the same plan
+    timing.jsonl    seconds a round
+    summary.json    written when the run has ended
+    checkpoint/     the server's state after the last two rounds
+    private/        v_i, which in a real federation stay with the clients
+
+Every file but the two that grow is replaced whole; those two are cut back to the checkpoint on resume.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, final
+
+import tomli_w
+
+from lindt.checkpoint import load_checkpoint, save_checkpoint
+from lindt.disk import write_whole
+from lindt.errors import UserError
+from lindt.federation import RoundResult, RunState
+from lindt.plan import Plan
+from lindt.planfile import from_dict, from_toml, to_dict
+from lindt.records import round_line
+
+FORMAT = 1  # of the folder; a newer one is refused, not guessed at
+
+
+@final
+class Store:
+    """One run's folder. `create` starts one, `open` takes up one that exists."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.folder, self.about = folder, about
+
+    @classmethod
+    def create(cls, folder: Path, plan: Plan, about: Mapping[str, Any]) -> Store:
+        if (folder / "plan.toml").exists():
+            raise UserError(f"{folder} holds a run already; name another --out, or continue it with --resume")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            about = {"format": FORMAT, "run": uuid.uuid4().hex, **about}
+            write_whole(folder / "run.json", _json(about, indent=2))
+            write_whole(folder / "plan.toml", tomli_w.dumps(to_dict(plan)).encode())  # last: it marks a run
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error.strerror}); name another --out") from None
+        return cls(folder, about)
+
+    @classmethod
+    def open(cls, folder: Path) -> Store:
+        try:
+            about = json.loads((folder / "run.json").read_text())
+        except (OSError, ValueError):
+            raise UserError(f"{folder} is no run: it has no readable run.json") from None
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise UserError(f"{folder}: written in another format than {FORMAT}; use the lindt that wrote it")
+        return cls(folder, about)
+
+    @property
+    def run(self) -> str:
+        return str(self.about["run"])
+
+    @property
+    def private(self) -> Path:
+        return self.folder / "private"
+
+    @property
+    def ended(self) -> bool:
+        return (self.folder / "summary.json").exists()
+
+    def plan(self) -> Plan:
+        return from_dict(self.plan_table())
+
+    def plan_table(self) -> dict[str, Any]:
+        return from_toml((self.folder / "plan.toml").read_text(), str(self.folder / "plan.toml"))
+
+    def rounds(self) -> list[dict[str, Any]]:
+        return list(read_lines(self.folder / "rounds.jsonl"))
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        return found
+
+    def append(self, state: RunState, result: RoundResult, seconds: float) -> RunState:
+        """A finished round, durable once this returns: its line first, then the checkpoint that counts it."""
+        _append(self.folder / "rounds.jsonl", _json(round_line(result)) + b"\n")
+        _append(
+            self.folder / "timing.jsonl", _json({"round": result.round, "seconds": round(seconds, 4)}) + b"\n"
+        )
+        return save_checkpoint(self.folder / "checkpoint", state)
+
+    def resume(self, plan: Plan) -> RunState | None:
+        """The last checkpoint, with later lines cut off; None where no round has ended yet."""
+        state = load_checkpoint(self.folder / "checkpoint", self.run)
+        done = state.round if state else 0
+        for name in ("rounds.jsonl", "timing.jsonl"):
+            path = self.folder / name
+            kept = [line for line in read_lines(path) if line["round"] <= done]
+            if len(kept) != done:
+                raise UserError(
+                    f"{path} has {len(kept)} of the {done} rounds of its checkpoint; start the run anew"
+                )
+            write_whole(path, b"".join(_json(line) + b"\n" for line in kept))
+        return state
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        write_whole(self.folder / "summary.json", _json(summary, indent=2))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One process a run; the lock goes with the process, however it ends."""
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"{self.folder}: another process is working on this run; wait or stop it"
+                ) from None
+            yield
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file that may still grow; a half-written last one is left out."""
+    if not path.exists():
+        return
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            found = json.loads(line)
+        except ValueError:
+            raise UserError(
+                f"{path}: a damaged line, {line[:60]!r}; start the run anew in another folder"
+            ) from None
+        yield found
+
+
+def _json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
+    return json.dumps(value, sort_keys=indent is None, indent=indent, allow_nan=False).encode()
+
+
+def _append(path: Path, line: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,103 @@
+"""Where a client keeps its v_i: in versions named by the round that wrote them.
+
+Training in round r reads the newest version older than r; evaluating after r reads the newest up to r. A
+round that is played again after a crash therefore finds the same v_i. Old versions go only when a newer one
+is at or before the oldest checkpoint kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Protocol, final
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from lindt.disk import write_whole
+from lindt.errors import UserError
+
+Kept = tuple[dict[str, Tensor], dict[str, float]]  # v_i by name, and the method's notes of that round
+
+
+class Versions(Protocol):
+    def rounds(self, client: int) -> list[int]: ...
+    def read(self, client: int, round: int) -> Kept: ...
+    def write(self, client: int, round: int, kept: Kept) -> None: ...
+    def drop(self, client: int, round: int) -> None: ...
+
+
+def newest(versions: Versions, client: int, *, up_to: int) -> Kept | None:
+    rounds = [round for round in versions.rounds(client) if round <= up_to]
+    return versions.read(client, max(rounds)) if rounds else None
+
+
+def prune(versions: Versions, client: int, keep: int) -> None:
+    """Forget the versions that no checkpoint from round `keep` on can ask for."""
+    old = sorted(round for round in versions.rounds(client) if round <= keep)
+    for round in old[:-1]:
+        versions.drop(client, round)
+
+
+def forget_after(versions: Versions, client: int, round: int) -> None:
+    for later in [r for r in versions.rounds(client) if r > round]:
+        versions.drop(client, later)
+
+
+@final
+class InMemory:
+    """For runs without a folder."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, dict[int, Kept]] = {}
+
+    def rounds(self, client: int) -> list[int]:
+        return list(self._kept.get(client, {}))
+
+    def read(self, client: int, round: int) -> Kept:
+        return self._kept[client][round]
+
+    def write(self, client: int, round: int, kept: Kept) -> None:
+        tensors, notes = kept
+        # A copy: the module they come from goes on training.
+        copied = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        self._kept.setdefault(client, {})[round] = copied, dict(notes)
+
+    def drop(self, client: int, round: int) -> None:
+        del self._kept[client][round]
+
+
+@final
+class InFolder:
+    """One safetensors file a version: written aside, synced, renamed; nothing in it is ever executed."""
+
+    def __init__(self, folder: Path, run: str) -> None:
+        self.folder = folder / run
+
+    def _path(self, client: int, round: int) -> Path:
+        return self.folder / f"client-{client:05d}" / f"round-{round:06d}.safetensors"
+
+    def rounds(self, client: int) -> list[int]:
+        home = self.folder / f"client-{client:05d}"
+        return [int(path.stem.removeprefix("round-")) for path in home.glob("round-*.safetensors")]
+
+    def read(self, client: int, round: int) -> Kept:
+        path = self._path(client, round)
+        try:
+            with safe_open(path, framework="pt") as file:
+                notes = json.loads((file.metadata() or {}).get("notes", "{}"))
+                return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
+        except (SafetensorError, json.JSONDecodeError) as error:
+            raise UserError(f"{path} is damaged ({error}); start the run anew in another folder") from None
+
+    def write(self, client: int, round: int, kept: Kept) -> None:
+        tensors, notes = kept
+        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        path = self._path(client, round)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, save(plain, {"notes": json.dumps(notes, sort_keys=True)}))
+
+    def drop(self, client: int, round: int) -> None:
+        os.unlink(self._path(client, round))
