@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -18,8 +18,8 @@ from lindt.weights import Buffers
 KEPT = 2
 
 
-def save_checkpoint(folder: Path, state: RunState) -> RunState:
-    """Write the state, drop all but the last two; returns it with `keep`, the round of the oldest kept."""
+def save_checkpoint(folder: Path, state: RunState) -> None:
+    """Write the state; drop all but the last two."""
     folder.mkdir(parents=True, exist_ok=True)
     recovery = asdict(state.recovery) | {"treated": sorted(state.recovery.treated)}
     about = {"run": state.run, "round": state.round, "recovery": recovery}
@@ -28,8 +28,6 @@ def save_checkpoint(folder: Path, state: RunState) -> RunState:
     kept = sorted(_rounds(folder))
     for old in kept[:-KEPT]:
         _path(folder, old).unlink()
-    # With a single checkpoint a run that loses it starts at round 0, so nothing may be forgotten yet.
-    return replace(state, keep=kept[-KEPT] if len(kept) >= KEPT else 0)
 
 
 def load_checkpoint(folder: Path, run: str) -> RunState | None:
@@ -47,8 +45,7 @@ def load_checkpoint(folder: Path, run: str) -> RunState | None:
             raise UserError(f"{path} belongs to another run or round; start the run anew in another folder")
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); delete it to go on from the one before") from None
-    keep = rounds[-KEPT] if len(rounds) >= KEPT else 0
-    return RunState(run, about["round"], w, Buffers(floats, counts), recovery, keep)
+    return RunState(run, about["round"], w, Buffers(floats, counts), recovery)
 
 
 def _path(folder: Path, round: int) -> Path:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from lindt.adaptations.base import Context, global_step
+from lindt.adaptations.base import Context, Predictor, global_step
 from lindt.alone import Cache, Lesson
 from lindt.data.examples import Examples
 from lindt.engines.base import Reply, Task
 from lindt.errors import UserError
+from lindt.federation import RunState
 from lindt.fit import LocalWork, fit, forward_all, seeded
 from lindt.metrics import ClientTally
 from lindt.plan import Plan
@@ -46,8 +48,7 @@ class Client:
     def handle(self, task: Task) -> Reply:
         if task.client != self.id:
             raise ValueError(f"client {self.id} was sent a task for client {task.client}")
-        seed = self.place.plan.seed_for("dropout", task.kind, task.round, self.id)
-        with seeded(seed, self.place.device):
+        with self._seeded(task):
             if task.kind == "train":
                 return self._train(task)
             if task.kind == "evaluate":
@@ -79,19 +80,30 @@ class Client:
 
     def _evaluate(self, task: Task) -> Reply:
         """How the client fares on its own test data: with w, with what it predicts with, and alone."""
-        plan, shared, device = self.place.plan, self.place.shared, self.place.device
+        shared, device = self.place.shared, self.place.device
         ctx = self._open(task)
         shared.eval()
         outputs = forward_all(shared, self.test, device)
-        private = self._private(ctx, task.round, create=False)
-        adapted = task.recovering or (private is not None and plan.method.after_stop == "adapted")
-        local = outputs
-        if adapted:
-            predict = plan.method.adaptation.predictor(ctx, shared, private)
-            if predict is not shared:
-                local = forward_all(predict, self.test, device)
+        predict, _ = self._predictor(ctx, task)
+        local = outputs if predict is shared else forward_all(predict, self.test, device)
         tally = self._tally(outputs.cpu(), local.cpu())
         return Reply(self.id, task.round, len(self.train), tally=tally, notes=ctx.notes)
+
+    def predictor(self, state: RunState) -> tuple[Predictor, nn.Module, nn.Module | None]:
+        """How the client predicts after a round, with the modules whose weights that takes."""
+        task = Task("evaluate", state.run, self.id, state.round, state.w, state.buffers, state.recovery.on)
+        with self._seeded(task):
+            ctx = self._open(task)
+            self.place.shared.eval()
+            predict, private = self._predictor(ctx, task)
+            return predict, self.place.shared, private
+
+    def _predictor(self, ctx: Context, task: Task) -> tuple[Predictor, nn.Module | None]:
+        method, shared = self.place.plan.method, self.place.shared
+        private = self._private(ctx, task.round, create=False)
+        if task.recovering or (private is not None and method.after_stop == "adapted"):
+            return method.adaptation.predictor(ctx, shared, private), private
+        return shared, None
 
     def _tally(self, outputs: Tensor, local: Tensor) -> ClientTally:
         plan, y = self.place.plan, self.test.labels
@@ -118,6 +130,9 @@ class Client:
             attack_central=hits(outputs),
             attack_local=hits(local),
         )
+
+    def _seeded(self, task: Task) -> AbstractContextManager[None]:
+        return seeded(self.place.plan.seed_for("dropout", task.kind, task.round, self.id), self.place.device)
 
     def _open(self, task: Task) -> Context:
         """c2-c3: w_i <- w^{r-1}."""
@@ -155,8 +170,6 @@ class Client:
     def _private_outputs(self) -> Tensor:
         if self._alone is None:
             place = self.place
-            lesson = Lesson(
-                f"client {self.id}", self.train, self.test, place.plan, place.problem, place.device
-            )
+            lesson = Lesson(f"client {self.id}", self.train, self.test, place.plan, place.problem, place.device)
             self._alone = place.cache.outputs(lesson)
         return self._alone

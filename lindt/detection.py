@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,17 +131,13 @@ class Detector:
     counters, no weights, and are left out. Give `noise` in the same form where the server adds any.
     """
 
-    def __init__(
-        self, epsilon: float = 0.1, patience: int = 250, *, counting: Counting = "cumulative"
-    ) -> None:
+    def __init__(self, epsilon: float = 0.1, patience: int = 250, *, counting: Counting = "cumulative") -> None:
         self.rule = Rule(epsilon, patience, counting=counting)
         self.round = 0
         self.count = 0
         self.negative = False
 
-    def observe(
-        self, clients: Sequence[Weights], new_global: Weights, noise: Weights | None = None
-    ) -> Verdict:
+    def observe(self, clients: Sequence[Weights], new_global: Weights, noise: Weights | None = None) -> Verdict:
         if len(clients) == 0:
             raise UserError("clients: no weights were given; skip the detector in a round without answers")
         w_P = flat(new_global)
@@ -152,6 +149,11 @@ class Detector:
                     "give both in the same form"
                 )
         noise_P = torch.zeros_like(w_P) if noise is None else flat(noise)
+        if noise_P.shape != w_P.shape:
+            raise UserError(
+                f"noise has {noise_P.numel()} weights but the global model has {w_P.numel()}; "
+                "give both in the same form"
+            )
         w_div = divergence(torch.stack(rows), w_P)
         delta = w_div - float(torch.linalg.vector_norm(noise_P))
         if delta != delta:
@@ -166,10 +168,17 @@ def flat(weights: Weights) -> Tensor:
     """One vector of floats from whatever a framework calls weights."""
     if isinstance(weights, Mapping):
         # By name, so that two state dicts in different order are the same weights.
-        tensors = [torch.as_tensor(weights[name]) for name in sorted(weights)]
+        tensors = [_tensor(weights[name]) for name in sorted(weights)]
         parts = [tensor for tensor in tensors if tensor.is_floating_point()]
     elif isinstance(weights, Tensor) or hasattr(weights, "shape"):
-        parts = [torch.as_tensor(weights)]
+        parts = [_tensor(weights)]
     else:
-        parts = [torch.as_tensor(part) for part in weights]
+        parts = [_tensor(part) for part in weights]
+    if not parts:
+        raise UserError("weights: there are no floats among them; give a model's parameters")
     return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in parts])
+
+
+def _tensor(part: object) -> Tensor:
+    # Arrays are copied: those that come over a network are often read-only, which torch warns of.
+    return part if isinstance(part, Tensor) else torch.as_tensor(np.array(part))

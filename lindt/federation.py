@@ -12,9 +12,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lindt.adaptations.base import Loss
+from lindt.adaptations.base import Choosy, Loss
 from lindt.detection import Divergence, measure
-from lindt.engines.base import Engine, Reply, Task
+from lindt.engines.base import Engine, Kind, Reply, Task
 from lindt.environment.participation import choose_attackers
 from lindt.errors import PlanError
 from lindt.metrics import Metric, Scores, summarise
@@ -27,14 +27,14 @@ from lindt.weights import Buffers, join_buffers, read_buffers, read_w
 @final
 @dataclass(frozen=True)
 class RunState:
-    """The server's state after a round: all that a resumed run needs."""
+    """The server's state after a round: all that a resumed run needs. It can be resumed while it is one of the
+    last two; clients forget the v_i that older ones would ask for."""
 
     run: str
     round: int
     w: Tensor
     buffers: Buffers
     recovery: RecoveryState
-    keep: int = 0  # the round of the oldest checkpoint kept
 
 
 @final
@@ -77,8 +77,10 @@ def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) ->
     else:
         w, seen = state.w, None
     evidence = Evidence(r, seen, frozenset(answered), len(clients))
-    after = RunState(state.run, r, w, buffers, method.recovery.judge(state.recovery, evidence), state.keep)
-    scores = evaluate(after, plan, problem, engine) if plan.scored(r) else None
+    after = RunState(state.run, r, w, buffers, method.recovery.judge(state.recovery, evidence))
+    # A suspicion is measured at once: Delta suspects, beta confirms.
+    suspected = after.recovery.detections > state.recovery.detections
+    scores = evaluate(after, plan, problem, engine) if suspected or plan.scored(r) else None
     return after, RoundResult(
         r, tuple(asked), tuple(answered), refused, seen, state.recovery.on, after.recovery, scores
     )
@@ -111,7 +113,7 @@ def federate(
 
         engine = InProcess(plan, problem)
     state = state or begin(plan, problem)
-    for _ in train_privately(plan, problem, engine, state):
+    for _ in train_privately(plan, engine, state):
         pass
     while state.round < plan.rounds:
         state, result = play_round(state, plan, problem, engine)
@@ -124,7 +126,7 @@ def begin(plan: Plan, problem: Problem, run: str = "") -> RunState:
     return RunState(run, 0, read_w(model), read_buffers(model), plan.method.recovery.begin())
 
 
-def train_privately(plan: Plan, problem: Problem, engine: Engine, state: RunState) -> Iterator[int]:
+def train_privately(plan: Plan, engine: Engine, state: RunState) -> Iterator[int]:
     """Every client trains P_i alone, beforehand (Sec. 3.2). Yields each client that has one."""
     if plan.alone.private:
         for reply in engine.dispatch([_task("private", state, i, 0) for i in engine.available()]):
@@ -167,9 +169,7 @@ def stack(
                 break
     answered = sorted(taken)
     valid = [taken[i] for i in answered]
-    w_KP = (
-        torch.stack([r.w for r in valid if r.w is not None]) if valid else state.w.new_empty(0, len(state.w))
-    )
+    w_KP = torch.stack([r.w for r in valid if r.w is not None]) if valid else state.w.new_empty(0, len(state.w))
     sizes_K = torch.tensor([r.size for r in valid])
     buffers = join_buffers([r.buffers for r in valid if r.buffers is not None]) if valid else state.buffers
     return w_KP, sizes_K, buffers, answered, tuple(sorted(refused, key=lambda refusal: refusal.client))
@@ -187,11 +187,7 @@ def _fault(reply: Reply, expected: set[int], round: int, state: RunState) -> str
     if not torch.isfinite(reply.w).all():
         return "NaN or infinity among the weights"
     mine, theirs = state.buffers, reply.buffers
-    if (
-        theirs is None
-        or theirs.floats_F.shape != mine.floats_F.shape
-        or theirs.counts_I.shape != mine.counts_I.shape
-    ):
+    if theirs is None or theirs.floats_F.shape != mine.floats_F.shape or theirs.counts_I.shape != mine.counts_I.shape:
         return "its buffers do not fit the model"
     if not torch.isfinite(theirs.floats_F).all():
         return "NaN or infinity among the buffers"
@@ -209,17 +205,22 @@ def check(plan: Plan, problem: Problem) -> None:
         plan.environment.participation.wanted(N)
     except PlanError as error:
         raise error.within("environment.participation") from None
+    adaptation = plan.method.adaptation
+    if isinstance(adaptation, Choosy):
+        try:
+            adaptation.fits(first_model(problem, plan))
+        except PlanError as error:
+            raise error.within("method.adaptation") from None
     if plan.scoring.weights and len(plan.scoring.weights) != N:
         raise PlanError("scoring.weights", plan.scoring.weights, f"give one weight for each of {N} clients")
     if len(attackers_of(plan, N)) == N and plan.scoring.attackers == "left out":
-        raise PlanError(
-            "environment.threat.share", plan.environment.threat.share, "leave a client that is benign"
-        )
+        raise PlanError("environment.threat.share", plan.environment.threat.share, "leave a client that is benign")
 
 
-def _task(kind: str, state: RunState, client: int, round: int) -> Task:
-    assert kind in ("train", "evaluate", "private")
-    return Task(kind, state.run, client, round, state.w, state.buffers, state.recovery.on, state.keep)  # type: ignore[arg-type]
+def _task(kind: Kind, state: RunState, client: int, round: int) -> Task:
+    # States are kept for the last two rounds, state.round and the one before: so far back v_i must reach.
+    keep = max(0, state.round - 1)
+    return Task(kind, state.run, client, round, state.w, state.buffers, state.recovery.on, keep)
 
 
 def _problem(

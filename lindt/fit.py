@@ -31,7 +31,7 @@ class LocalWork:
         """One epoch: D_i in random order, in batches of `size`."""
         own = size - self.mixed if self.mixed_in is not None else size
         chunks = list(torch.randperm(len(self.data), generator=generator).split(own))
-        if len(chunks) > 1 and len(chunks[-1]) == 1:
+        if len(chunks) > 1 and len(chunks[-1]) == 1 < own:
             chunks[-2:] = [torch.cat(chunks[-2:])]  # BatchNorm cannot train on a lone last sample
         for rows in chunks:
             x, y = self.data.take(rows)
@@ -57,9 +57,7 @@ def fit(
 
 
 @torch.no_grad()
-def forward_all(
-    predict: Callable[[Tensor], Tensor], data: Examples, device: torch.device, batch: int = 128
-) -> Tensor:
+def forward_all(predict: Callable[[Tensor], Tensor], data: Examples, device: torch.device, batch: int = 128) -> Tensor:
     """The outputs for all samples of a client, in order."""
     rows = torch.arange(len(data))
     return torch.cat([predict(data.take(chunk)[0].to(device)) for chunk in rows.split(batch)])

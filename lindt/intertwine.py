@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, final
 
 import torch
@@ -29,7 +29,8 @@ _ZERO = 1e-12  # a norm below this is no direction: the score is 0.5 and its gra
 def score(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
     """Eq. 8: sigmoid of the scalar projection of the global representation on the local one.
 
-    One score a sample, or one a step of a sequence (over the last dimension); shaped to broadcast.
+    One score a sample (the first dimension), or one a step of a sequence (all but the last); shaped to
+    broadcast. Limit: a module that puts time first mixes samples under `sample`.
     """
     # The sums run over all but the batch, or over the features only.
     over = tuple(range(1, local_B.dim())) if per == "sample" else (-1,)
@@ -72,18 +73,24 @@ class Intertwined(nn.Module):
         self.scores: dict[str, float] = {}
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        kept: dict[str, Tensor] = {}
+        kept: dict[str, tuple[Tensor, int]] = {}
 
         def keep(name: str, output: Any) -> Any:
             if name in kept:
                 raise UserError(_fired(name, "more than once"))
-            kept[name] = _first(output)
+            theirs = _first(name, output)
+            kept[name] = theirs, _version(theirs)
             return output
 
         def replace(name: str, output: Any) -> Any:
             if name not in kept:
                 raise UserError(_fired(name, "more often in the local model than in the global one"))
-            theirs, ours, per = kept.pop(name), _first(output), self.points[name]
+            (theirs, version), ours, per = kept.pop(name), _first(name, output), self.points[name]
+            if _version(theirs) != version:
+                raise UserError(
+                    f"attach point {name!r}: the module after it changes its output in place; "
+                    "build that one with inplace=False, or name it as the point instead"
+                )
             if theirs.shape != ours.shape:
                 raise UserError(
                     f"attach point {name!r}: the global model gives {tuple(theirs.shape)} there, the local "
@@ -129,9 +136,7 @@ def intertwine(
     known, known_local = dict(global_model.named_modules()), dict(local_model.named_modules())
     for name in names:
         if name not in known or name not in known_local or not name:
-            raise PlanError(
-                "points", name, f"no such submodule in the model; choose among {[n for n in known if n]}"
-            )
+            raise PlanError("points", name, f"no such submodule in the model; choose among {[n for n in known if n]}")
     if isinstance(names, Mapping):
         return Intertwined(global_model, local_model, names, scale)
     # A recurrent module's output is a sequence whose steps agree or contradict one by one.
@@ -162,7 +167,7 @@ def default_points(model: nn.Module, position: Position = "after") -> list[str]:
     ]
     if position == "before":
         return [children[index][0] for index in layers[:-1]]
-    return [_joint(children, start, stop) for start, stop in zip(layers, layers[1:], strict=False)]
+    return [_joint(children, start, stop) for start, stop in pairwise(layers)]
 
 
 def _joint(children: list[tuple[str, nn.Module]], start: int, stop: int) -> str:
@@ -178,13 +183,16 @@ def _fired(name: str, how: str) -> str:
     return f"attach point {name!r} fired {how} in one forward pass; name a submodule that runs exactly once"
 
 
-def _first(output: Any) -> Tensor:
+def _version(tensor: Tensor) -> int:
+    """Grows with every change in place; tensors of inference mode do not count them."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _first(name: str, output: Any) -> Tensor:
     """The representation in a module's output: recurrent modules give (output, state)."""
     tensor = output[0] if isinstance(output, tuple) else output
     if not isinstance(tensor, Tensor):
-        raise UserError(
-            f"an attach point gives a {type(tensor).__name__}, not a tensor; name another submodule"
-        )
+        raise UserError(f"attach point {name!r} gives a {type(tensor).__name__}, not a tensor; name another submodule")
     return tensor
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, final
+from typing import Literal, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 Weighting = Literal["equal", "size", "given"]
 
 
+@runtime_checkable
 class Metric(Protocol):
     """A performance V (Sec. 3.2): higher is better."""
 
@@ -150,7 +151,7 @@ def paired_p_value(wins: int, losses: int) -> float:
     if n == 0:
         return 1.0
     tail = sum(math.comb(n, i) for i in range(k + 1)) / 2**n
-    return min(1.0, 2 * tail)
+    return min(1.0, 2.0 * float(tail))
 
 
 def weighted_gain(betas: Sequence[float], weights: Sequence[float]) -> float:
@@ -182,9 +183,7 @@ def summarise(
     return Scores(
         central=metric.value(_total([t.central for t in tallies.values()])),
         local=weighted_gain([score.local for score in scores], weights),
-        private=weighted_gain([s.private for s in scores if s.private is not None], weights)
-        if known
-        else None,
+        private=weighted_gain([s.private for s in scores if s.private is not None], weights) if known else None,
         beta=weighted_gain(gains, weights) if known else None,
         harmed=sum(beta < 0 for beta in gains) if known else None,
         clearly_harmed=sum(score.clear and (score.beta or 0) < 0 for score in scores) if known else None,
@@ -214,9 +213,7 @@ def _total(tallies: list[Tensor]) -> Tensor:
     return torch.stack(tallies).sum(0)
 
 
-def _attack_rates(
-    everyone: list[ClientTally], counted: list[ClientTally]
-) -> tuple[float | None, float | None]:
+def _attack_rates(everyone: list[ClientTally], counted: list[ClientTally]) -> tuple[float | None, float | None]:
     chances, own = sum(t.attack_chances for t in everyone), sum(t.attack_chances for t in counted)
     if not chances or not own:
         return None, None

@@ -90,9 +90,7 @@ class Scoring:
         require(self.last >= 1, "last", self.last, "the result is the mean of at least 1 last round")
         require(self.metric in METRICS, "metric", self.metric, f"choose among {sorted(METRICS)}")
         given = self.weighting == "given"
-        require(
-            given == bool(self.weights), "weights", self.weights, "go with weighting = 'given', one a client"
-        )
+        require(given == bool(self.weights), "weights", self.weights, "go with weighting = 'given', one a client")
         require(all(a >= 0 for a in self.weights), "weights", self.weights, "must be 0 or more")
         require(not given or sum(self.weights) > 0, "weights", self.weights, "cannot all be 0")
 

@@ -112,6 +112,8 @@ def _assign(table: Mapping[str, Any], keys: list[str], value: Any, path: str) ->
         raise PlanError(path, value, f"{key} is a plain value, it has no fields")
     if not rest and isinstance(value, str) and isinstance(inner, Mapping) and inner.get("kind") == value:
         return dict(table)  # naming the kind it already has keeps its fields
+    if keys == ["kind"] and table.get("kind") != value:
+        return {"kind": value}  # another kind has other fields
     return {**table, key: _assign(inner, rest, value, path) if rest else value}
 
 
@@ -135,9 +137,7 @@ def _build(hint: Any, value: Any, field: str) -> Any:
         if not variable and len(arguments) != len(value):
             raise PlanError(field, value, f"give a list of {len(arguments)}")
         inner = [arguments[0]] * len(value) if variable else arguments
-        return tuple(
-            _build(t, item, f"{field}[{i}]") for i, (t, item) in enumerate(zip(inner, value, strict=True))
-        )
+        return tuple(_build(t, item, f"{field}[{i}]") for i, (t, item) in enumerate(zip(inner, value, strict=True)))
     if origin in (types.UnionType, typing.Union):
         raise TypeError(f"{field}: plans hold no unions")
     return _plain(hint, value, field)
@@ -172,7 +172,7 @@ def _dataclass(cls: type, value: Any, field: str) -> Any:
     names = {f.name for f in dataclasses.fields(cls) if f.init}
     for key in value:
         if key not in names:
-            raise PlanError(_join(field, key), value[key], f"no such field{_guess(key, names)}")
+            raise PlanError(_join(field, key), value[key], f"no such field{_guess(key, names, kind_of(cls))}")
     arguments = {key: _build(hints[key], item, _join(field, key)) for key, item in value.items()}
     try:
         return cls(**arguments)
@@ -194,9 +194,11 @@ def _among(known: Mapping[str, Any], value: Any, field: str) -> Any:
     return known[value]
 
 
-def _guess(word: str, known: typing.Iterable[str]) -> str:
+def _guess(word: str, known: typing.Iterable[str], owner: str = "") -> str:
     close = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(sorted(known))}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; {owner} has {', '.join(sorted(known)) or 'no fields'}" if owner else ""
 
 
 def _join(field: str, key: str) -> str:

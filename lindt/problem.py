@@ -48,7 +48,7 @@ class Problem:
     def metric_for(self, plan: Plan) -> Metric:
         if self.metric is None:
             return METRICS[plan.scoring.metric]
-        return self.metric if hasattr(self.metric, "tally") else MeanOf(self.metric)  # type: ignore[arg-type]
+        return self.metric if isinstance(self.metric, Metric) else MeanOf(self.metric)
 
 
 def first_model(problem: Problem, plan: Plan) -> nn.Module:
@@ -66,8 +66,7 @@ def problem_for(plan: Plan) -> Problem:
     except PlanError as error:
         raise error.within("data") from None
     clients = [
-        (Rows(pools.x, pools.y, pools.train[train]), Rows(pools.x, pools.y, pools.test[test]))
-        for train, test in shares
+        (Rows(pools.x, pools.y, pools.train[train]), Rows(pools.x, pools.y, pools.test[test])) for train, test in shares
     ]
     return Problem(clients, lambda: plan.model.build(pools.classes), class_names=pools.class_names)
 

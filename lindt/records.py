@@ -13,7 +13,6 @@ from lindt.federation import RoundResult, attackers_of
 from lindt.metrics import Metric, Scores
 from lindt.plan import Plan
 from lindt.problem import Problem
-from lindt.recovery import OnDetection
 
 
 def round_line(result: RoundResult) -> dict[str, Any]:

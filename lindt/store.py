@@ -90,13 +90,11 @@ class Store:
         found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return found
 
-    def append(self, state: RunState, result: RoundResult, seconds: float) -> RunState:
+    def append(self, state: RunState, result: RoundResult, seconds: float) -> None:
         """A finished round, durable once this returns: its line first, then the checkpoint that counts it."""
         _append(self.folder / "rounds.jsonl", _json(round_line(result)) + b"\n")
-        _append(
-            self.folder / "timing.jsonl", _json({"round": result.round, "seconds": round(seconds, 4)}) + b"\n"
-        )
-        return save_checkpoint(self.folder / "checkpoint", state)
+        _append(self.folder / "timing.jsonl", _json({"round": result.round, "seconds": round(seconds, 4)}) + b"\n")
+        save_checkpoint(self.folder / "checkpoint", state)
 
     def resume(self, plan: Plan) -> RunState | None:
         """The last checkpoint, with later lines cut off; None where no round has ended yet."""
@@ -106,10 +104,15 @@ class Store:
             path = self.folder / name
             kept = [line for line in read_lines(path) if line["round"] <= done]
             if len(kept) != done:
-                raise UserError(
-                    f"{path} has {len(kept)} of the {done} rounds of its checkpoint; start the run anew"
-                )
+                raise UserError(f"{path} has {len(kept)} of the {done} rounds of its checkpoint; start the run anew")
             write_whole(path, b"".join(_json(line) + b"\n" for line in kept))
+        return state
+
+    def state(self) -> RunState:
+        """The server's state after the last round played."""
+        state = load_checkpoint(self.folder / "checkpoint", self.run)
+        if state is None:
+            raise UserError(f"{self.folder}: no round has been played yet; resume the run first")
         return state
 
     def finish(self, summary: Mapping[str, Any]) -> None:
@@ -122,9 +125,7 @@ class Store:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UserError(
-                    f"{self.folder}: another process is working on this run; wait or stop it"
-                ) from None
+                raise UserError(f"{self.folder}: another process is working on this run; wait or stop it") from None
             yield
 
 
@@ -136,9 +137,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             found = json.loads(line)
         except ValueError:
-            raise UserError(
-                f"{path}: a damaged line, {line[:60]!r}; start the run anew in another folder"
-            ) from None
+            raise UserError(f"{path}: a damaged line, {line[:60]!r}; start the run anew in another folder") from None
         yield found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, final
+from typing import Literal, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -60,15 +60,22 @@ class Adaptation(Protocol):
         ...
 
 
-def descend(
-    loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Parameter]
-) -> list[list[Tensor | None]]:
+@runtime_checkable
+class Choosy(Protocol):
+    """An adaptation that not every model suits."""
+
+    def fits(self, model: nn.Module) -> None:
+        """Raise a PlanError before anything trains if this model will not do."""
+        ...
+
+
+def descend(loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Parameter]) -> list[list[Tensor | None]]:
     """One step of SGD from one backward of `loss`; each group's gradient is clipped to `max_norm` apart.
 
     Returns the clipped gradients, a group at a time; None for a parameter that the loss does not reach.
     """
     parameters = [parameter for group in groups for parameter in group]
-    gradients = list(torch.autograd.grad(loss, parameters, allow_unused=True))
+    gradients: list[Tensor | None] = list(torch.autograd.grad(loss, parameters, allow_unused=True))
     result: list[list[Tensor | None]] = []
     with torch.no_grad():
         for group in groups:
@@ -77,9 +84,12 @@ def descend(
             if reached:
                 grads = [g for _, g in reached]
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-                # The same rule as torch.nn.utils.clip_grad_norm_.
-                torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
-                torch._foreach_add_([p for p, _ in reached], grads, alpha=-rate)
+                # The same rule as torch.nn.utils.clip_grad_norm_, but not in place: two parameters that are
+                # added to each other share one gradient tensor, which would be scaled twice.
+                clipped = torch._foreach_mul(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+                torch._foreach_add_([p for p, _ in reached], clipped, alpha=-rate)
+                scaled = iter(clipped)
+                mine = [None if g is None else next(scaled) for g in mine]
             result.append(mine)
     return result
 
@@ -89,7 +99,8 @@ def first_private(shared: nn.Module, first: First) -> nn.Module:
     private = copy.deepcopy(shared)
     if first == "random":
         for module in private.modules():
-            reset = getattr(module, "reset_parameters", None)
+            # MultiheadAttention spells it with an underscore.
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
             if callable(reset):
                 reset()
     return private

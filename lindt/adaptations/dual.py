@@ -29,6 +29,9 @@ class Dual:
         """c5-c6: v_i starts as the received w, or at random."""
         return first_private(shared, self.first)
 
+    def fits(self, model: nn.Module) -> None:
+        self.dual(model, model)
+
     def dual(self, shared: nn.Module, private: nn.Module) -> Intertwined:
         """c7: layer-wise intertwine G(., w_i) with L_i(., v_i)."""
         points = self.points or None
@@ -63,7 +66,7 @@ class Dual:
         dual = self.dual(shared, private)
 
         def predict(x: Tensor) -> Tensor:
-            _, local_output = dual(x)
+            local_output: Tensor = dual(x)[1]
             return local_output
 
         return predict
@@ -73,7 +76,7 @@ def v_sections(private: nn.Module, points: list[str]) -> dict[str, list[nn.Param
     """v's parameters by the attach point they lead to; those after the last point are the "head"."""
     order = [name for name, _ in private.named_modules()]
     ends = sorted((_last_inside(order, point), point) for point in points)
-    sections: dict[str, list[nn.Parameter]] = {point: [] for _, point in ends} | {"head": []}
+    sections: dict[str, list[nn.Parameter]] = {point: [] for point in [*(p for _, p in ends), "head"]}
     for name, parameter in private.named_parameters():
         if parameter.requires_grad:
             place = order.index(name.rpartition(".")[0])
@@ -91,7 +94,5 @@ def _norms(sections: dict[str, list[nn.Parameter]], grads: list[Tensor | None]) 
     for name, section in sections.items():
         mine, grads = [g for g in grads[: len(section)] if g is not None], grads[len(section) :]
         if mine:
-            norms[f"gradient/{name}"] = float(
-                torch.linalg.vector_norm(torch.stack(torch._foreach_norm(mine)))
-            )
+            norms[f"gradient/{name}"] = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(mine))))
     return norms

@@ -35,6 +35,17 @@ class FineTuneHead:
         require(self.epochs >= 1, "epochs", self.epochs, "fine-tune for at least 1 epoch")
         require(self.batch >= 1, "batch", self.batch, "a batch has at least 1 sample")
 
+    def fits(self, model: nn.Module) -> None:
+        self.layer(model)
+
+    def layer(self, model: nn.Module) -> nn.Module:
+        """The head, by name."""
+        modules: dict[str, nn.Module] = dict(model.named_modules())
+        name = self.head or last_layer(model)
+        if name not in modules:
+            raise PlanError("head", name, f"no such submodule; choose among {[n for n in modules if n]}")
+        return modules[name]
+
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
         return None
 
@@ -42,12 +53,9 @@ class FineTuneHead:
         return global_step(ctx, shared)
 
     def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
-        name = self.head or last_layer(shared)
-        modules = dict(shared.named_modules())
-        if name not in modules:
-            raise PlanError("head", name, f"no such submodule; choose among {[n for n in modules if n]}")
-        tuned = copy.deepcopy(modules[name]).train()
-        features = forward_all(lambda x: _input_of(shared, modules[name], x), ctx.train, ctx.device)
+        head = self.layer(shared)
+        tuned = copy.deepcopy(head).train()
+        features = forward_all(lambda x: _input_of(shared, head, x), ctx.train, ctx.device)
         cached = Rows(features, ctx.train.labels.to(features.device), torch.arange(len(features)))
         parameters = trainable(tuned)
 
@@ -58,7 +66,7 @@ class FineTuneHead:
         for _ in fit(step, LocalWork(cached, self.epochs), self.batch, ctx.generator, ctx.device):
             pass
         tuned.eval()
-        return lambda x: tuned(_input_of(shared, modules[name], x))
+        return lambda x: tuned(_input_of(shared, head, x))
 
 
 def last_layer(model: nn.Module) -> str:
@@ -66,19 +74,21 @@ def last_layer(model: nn.Module) -> str:
     names = [n for n, module in model.named_modules() if n and list(module.parameters(recurse=False))]
     if not names:
         raise PlanError("head", "", "the model has no layer with parameters to fine-tune")
-    return names[-1]
+    return str(names[-1])
 
 
 def _input_of(model: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
-    """What the base hands to the head."""
-    kept: list[Tensor] = []
+    """What the base hands to the head, whose output has to be the model's own."""
+    kept: list[tuple[Tensor, Tensor]] = []
 
-    def keep(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        kept.append(inputs[0])
+    def keep(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        kept.append((inputs[0], output))
 
-    handle = head.register_forward_pre_hook(keep)
+    handle = head.register_forward_hook(keep)
     try:
-        model(x)
+        output = model(x)
     finally:
         handle.remove()
-    return kept[-1]
+    if not kept or kept[-1][1] is not output:
+        raise PlanError("head", str(head), "the model does not end with it; name the layer that gives the output")
+    return kept[-1][0]

@@ -61,13 +61,17 @@ class Listed:
 
     def take(self, rows_B: Tensor) -> Batch:
         pairs = [self.dataset[int(row)] for row in rows_B]
-        return torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.as_tensor(
-            [int(y) for _, y in pairs]
-        )
+        return torch.stack([torch.as_tensor(x) for x, _ in pairs]), _as_labels([y for _, y in pairs])
 
     @property
     def labels(self) -> Tensor:
-        return torch.as_tensor([int(self.dataset[row][1]) for row in range(len(self))])
+        return _as_labels([self.dataset[row][1] for row in range(len(self))])
+
+
+def _as_labels(values: list[Any]) -> Tensor:
+    """Classes as int64, as losses want them; a regression's targets stay floats."""
+    y = torch.stack([torch.as_tensor(value) for value in values])
+    return y if y.is_floating_point() else y.long()
 
 
 def subset(examples: Examples, rows: Tensor) -> Examples:
@@ -125,23 +129,26 @@ class Pooled:
 def pool(parts: list[Examples]) -> Examples:
     """The union of several clients' samples; without a copy where they are rows of the same arrays."""
     first = parts[0]
-    if isinstance(first, Rows) and all(isinstance(p, Rows) and p.x is first.x for p in parts):
-        return Rows(
-            first.x, first.y, torch.cat([p.rows for p in parts if isinstance(p, Rows)]), first.prepare
-        )
+    rows = [part for part in parts if isinstance(part, Rows)]
+    if isinstance(first, Rows) and len(rows) == len(parts) and all(_alike(first, part) for part in rows):
+        return Rows(first.x, first.y, torch.cat([part.rows for part in rows]), first.prepare)
     return Pooled(tuple(parts))
+
+
+def _alike(one: Rows, other: Rows) -> bool:
+    return one.x is other.x and one.y is other.y and one.prepare == other.prepare
 
 
 def as_examples(samples: object) -> Examples:
     """What people have: a pair of tensors or arrays, a map-style dataset, or Examples."""
     if hasattr(samples, "take") and hasattr(samples, "labels"):
         return samples  # type: ignore[return-value]  # checked by its two methods
-    if (
-        isinstance(samples, tuple | list)
-        and len(samples) == 2
-        and all(hasattr(part, "shape") for part in samples)
-    ):
+    if isinstance(samples, tuple | list) and len(samples) == 2 and all(hasattr(part, "shape") for part in samples):
         x, y = (torch.as_tensor(part) for part in samples)
+        if not isinstance(samples[0], Tensor) and x.dtype == torch.float64:
+            x = x.float()  # numpy's default; models have float32
+        if not y.is_floating_point():
+            y = y.long()
         if len(x) != len(y):
             raise UserError(f"a client's data: {len(x)} samples but {len(y)} labels; give one label a sample")
         return Rows(x, y, torch.arange(len(x)))

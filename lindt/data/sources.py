@@ -38,9 +38,7 @@ def digits(test_share: float, seed: int) -> Pools:
     return Pools(x, y, train, test, 10, tuple("0123456789"))
 
 
-def split_by_class(
-    y: np.ndarray[tuple[int], np.dtype[np.int64]], share: float, seed: int
-) -> tuple[Tensor, Tensor]:
+def split_by_class(y: np.ndarray[tuple[int], np.dtype[np.int64]], share: float, seed: int) -> tuple[Tensor, Tensor]:
     """A test set with `share` of every class."""
     draw = np.random.default_rng(seed_for(seed, "test rows"))
     train: list[int] = []

@@ -11,6 +11,8 @@ from torch import Tensor
 from lindt.metrics import ClientTally
 from lindt.weights import Buffers
 
+Kind = Literal["train", "evaluate", "private"]
+
 
 @final
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Task:
     client may forget what newer versions of v_i replace.
     """
 
-    kind: Literal["train", "evaluate", "private"]
+    kind: Kind
     run: str
     client: int
     round: int

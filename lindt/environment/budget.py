@@ -97,9 +97,7 @@ def budget(
     uniform. For the paper's small sigma the plain one is the smaller.
     """
     require(math.isfinite(sigma) and sigma >= 0, "sigma", sigma, "take a finite number, 0 or larger")
-    require(
-        sensitivity is None or sensitivity > 0, "sensitivity", sensitivity, "take a number above 0, or None"
-    )
+    require(sensitivity is None or sensitivity > 0, "sensitivity", sensitivity, "take a number above 0, or None")
     require(clients >= 1, "clients", clients, "take at least one client")
     require(1 <= active <= clients, "active", active, f"take 1 to {clients}, the number of clients")
     require(rounds >= 0, "rounds", rounds, "take 0 or more")

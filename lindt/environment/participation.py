@@ -42,16 +42,12 @@ class Sampled:
 
     def wanted(self, clients: int) -> int:
         if self.active_clients > clients:
-            raise PlanError(
-                "active_clients", self.active_clients, f"K is more than the N = {clients} clients"
-            )
+            raise PlanError("active_clients", self.active_clients, f"K is more than the N = {clients} clients")
         if self.active_clients:
             return self.active_clients
         K = math.floor(self.rate * clients + 1e-9)  # 0.29 * 100 is 28.999...
         if K < 1:
-            raise PlanError(
-                "rate", self.rate, f"K = floor(rate * {clients}) is 0; raise it to {1 / clients:.3g}"
-            )
+            raise PlanError("rate", self.rate, f"K = floor(rate * {clients}) is 0; raise it to {1 / clients:.3g}")
         return K
 
     def active(self, seed: int, available: Sequence[int], attackers: frozenset[int]) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lindt.data.examples import Batch, Examples, subset
-from lindt.errors import require
+from lindt.errors import PlanError, require
 from lindt.fit import LocalWork
 
 
@@ -91,16 +91,16 @@ class Backdoor:
     def __post_init__(self) -> None:
         _require_share(self.share)
         require(len(self.relabel) > 0, "relabel", self.relabel, "give at least one pair [from, to]")
-        require(
-            all(a != b for a, b in self.relabel), "relabel", self.relabel, "a label cannot stand for itself"
-        )
+        require(all(a != b for a, b in self.relabel), "relabel", self.relabel, "a label cannot stand for itself")
         require(self.epochs >= 1, "epochs", self.epochs, "an attacker trains for at least 1 epoch")
         require(self.per_batch >= 1, "per_batch", self.per_batch, "mix in at least 1 backdoor sample a batch")
 
     def pool(self, everything: Examples) -> Examples | None:
         wanted = self.goal(everything.labels)
         rows = (wanted >= 0).nonzero().flatten()
-        return Relabelled(subset(everything, rows), wanted[rows]) if len(rows) else None
+        if not len(rows):
+            raise PlanError("environment.threat.relabel", self.relabel, "no training sample has a label to relabel")
+        return Relabelled(subset(everything, rows), wanted[rows])
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
         return replace(work, epochs=self.epochs, mixed_in=pool, mixed=self.per_batch, honest=False)

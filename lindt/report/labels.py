@@ -88,9 +88,7 @@ def _draw_sizes(axes: Axes, sizes_N: NDArray[np.int64], attackers: frozenset[int
         )
         mark.set_label("attacker")
         handles = [Patch(color=BENIGN, label="benign"), mark]
-        axes.legend(
-            handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=FONT
-        )
+        axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, fontsize=FONT)
 
 
 def _draw_heat(figure: Figure, axes: Axes, counts_NC: NDArray[np.int64]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lindt.data import partition
+from lindt.data import shares
 from lindt.data.partition import Classes, Dirichlet, Groups, Iid, Partition, Roles, Share, label_counts
 from lindt.errors import PlanError, UserError
 
@@ -112,15 +112,15 @@ def test_mixed_has_50_30_and_20_clients_of_10_5_and_2_classes() -> None:
     assert len(set(held_N[:50])) == 3, "the groups are mixed by the seed, not in blocks"
 
 
-def test_groups_of_another_n_follow_the_largest_remainder() -> None:
+def test_groups_of_another_n_follow_thelargest_remainder() -> None:
     # 50 : 30 : 20 of 7 clients is 3.5 : 2.1 : 1.4, hence 4 : 2 : 1.
     held_N = (label_counts(CIFAR[0], [s.train for s in Groups().split(*CIFAR, 7, 0)], 10) > 0).sum(axis=1)
     assert sorted(held_N.tolist()) == [2, 5, 5, 10, 10, 10, 10]
 
 
-def test_largest_remainder_by_hand() -> None:
+def testlargest_remainder_by_hand() -> None:
     # 10 rows at 0.46 : 0.34 : 0.20 are 4.6, 3.4, 2.0: the one left over goes to .6.
-    counts = partition._largest_remainder(np.array([[0.46], [0.34], [0.20]]), np.array([10]))
+    counts = shares.largest_remainder(np.array([[0.46], [0.34], [0.20]]), np.array([10]))
     assert counts[:, 0].tolist() == [5, 3, 2]
 
 

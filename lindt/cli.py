@@ -1,0 +1,206 @@
+"""The command line: `lindt run`, `compare`, `demo`, `data`, `methods`, `export`.
+
+Nothing here imports torch before a command needs it, so that help answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from lindt import presets
+from lindt.errors import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Notices federated learning that hurts the people who join it, while it runs, and mends it.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="The data a plan allocates to its clients.")
+app.add_typer(data_app, name="data")
+
+PlanName = Annotated[str, typer.Argument(metavar="[PLAN]", help="A preset or a TOML file.", show_default=True)]
+Sets = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the plan; may be repeated.")]  # fmt: skip
+Seed = Annotated[int | None, typer.Option(help="The plan's seed.")]
+Rounds = Annotated[int | None, typer.Option(help="The plan's number of rounds.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON lines for machines instead of text for people.")]
+Device = Annotated[str, typer.Option(help="Where models train: cpu or cuda.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; start it where there is none.")]
+Task = Annotated[str | None, typer.Option(help="Your own data and model: package.module:function returning a lindt.Problem.")]  # fmt: skip
+
+
+@app.command()
+def run(
+    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A preset or a TOML file; see below.")] = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-seedN.")] = None,
+    engine: Annotated[str, typer.Option(help="What carries tasks to clients: inprocess.")] = "inprocess",
+    device: Device = "cpu",
+    resume: Resume = False,
+    task: Task = None,
+    sets: Sets = [],  # noqa: B006  # typer copies it
+    as_json: Json = False,
+) -> None:
+    """Run a plan: one federation, with detection and recovery as its method says.
+
+    Without PLAN the default runs: digits-nfl, a federation that goes wrong, is caught and mended. With --task
+    and no PLAN: own-task. A run is a folder: plan.toml, rounds.jsonl (one line a round), summary.json.
+
+    Examples:
+
+    `lindt run`
+
+    `lindt run digits-nfl --seed 3 --set environment.privacy.sigma=0.003 --out runs/noisy`
+
+    `lindt run digits-nfl --set method=lindt-tm --set data.allocation.kind=dirichlet`
+
+    `lindt run --task mypackage.mydata:problem --set method.recovery.epsilon=0.5`
+
+    `lindt run --out runs/noisy --resume`
+    """
+    from lindt.report.sessions import play
+
+    if engine != "inprocess":
+        raise UserError(f"--engine {engine}: choose among inprocess")
+    named = plan is not None or bool(sets) or seed is not None or rounds is not None
+    resolved = presets.resolve(plan or ("own-task" if task else presets.DEFAULT), sets, seed=seed, rounds=rounds)
+    folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
+    kept = resume and not named and (folder / "plan.toml").exists()
+    play([(resolved.name, None if kept else resolved, folder)], _console(as_json), as_json, resume, device, task)
+
+
+@app.command()
+def compare(
+    plan: PlanName = presets.DEFAULT,
+    methods: Annotated[
+        str, typer.Option(help="Names from `lindt methods`, with commas.")
+    ] = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm",  # fmt: skip
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="A folder of runs; by default runs/NAME-seedN-compared.")] = None,
+    device: Device = "cpu",
+    resume: Resume = False,
+    task: Task = None,
+    sets: Sets = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Run several methods in one environment and print a table like the paper's main one.
+
+    Private training (each client alone) and centralized training are printed beside them as references.
+
+    `lindt compare digits-nfl --methods fedavg,apfl,lindt --rounds 40`
+    """
+    from lindt.report.sessions import compare_methods
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    base = presets.resolve(plan, sets, seed=seed, rounds=rounds)
+    folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
+    compare_methods(base, names, folder, _console(as_json), as_json, resume, device, task)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="A folder of runs.")] = Path("runs/demo"),
+    seed: Seed = None,
+    rounds: Rounds = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """The main job of `make run`: NFL under FedAvg, detected and mended; beside it the healthy control."""
+    from lindt.report.sessions import demonstrate
+
+    demonstrate(out, seed, rounds, _console(as_json), as_json, resume)
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """The methods by name, each a composition."""
+    from lindt.methods import METHODS
+    from lindt.planfile import to_dict
+
+    console = _console(as_json)
+    for name, method in METHODS.items():
+        table = to_dict(method)
+        if as_json:
+            console.print_json(json.dumps({"method": name, **table}), indent=None)
+        else:
+            parts = [f"{part} {_brief(table[part])}" for part in ("adaptation", "aggregator", "penalty", "recovery")]
+            console.print(f"[bold]{name:13}[/] {', '.join(parts)}", highlight=False, soft_wrap=True)
+
+
+@data_app.command()
+def describe(
+    plan: PlanName = presets.DEFAULT,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Where the picture goes.")] = None,
+    task: Task = None,
+    sets: Sets = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Print the clients' sizes and draw the label distribution per client."""
+    from lindt.report.sessions import describe_data
+
+    resolved = presets.resolve(plan, sets, seed=seed)
+    describe_data(resolved, out or Path(f"{resolved.name}-labels.png"), _console(as_json), as_json, task)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
+    client: Annotated[int, typer.Option(help="Whose model.")],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="A new folder; by default RUN/export/client-N.")
+    ] = None,  # fmt: skip
+    task: Task = None,
+    as_json: Json = False,
+) -> None:
+    """Write the model a client predicts with: weights as safetensors, and a plain module without lindt.
+
+    The plain module is checked against the run's own predictions on the client's test data.
+    """
+    from lindt.export import export_client
+
+    found = export_client(folder, client, out or folder / "export" / f"client-{client}", task)
+    console = _console(as_json)
+    if as_json:
+        console.print_json(json.dumps(found))
+    else:
+        console.print(
+            f"client {client}: {found['model']} after round {found['round']}, checked on {found['checked_samples']} "
+            f"test samples\n{found['folder']}", highlight=False, soft_wrap=True)  # fmt: skip
+
+
+def _brief(component: dict[str, Any]) -> str:
+    rest = ", ".join(f"{k}={_brief(v) if isinstance(v, dict) else v}" for k, v in component.items() if k != "kind" and v != [])  # fmt: skip
+    return f"{component['kind']}({rest})" if rest else str(component["kind"])
+
+
+def _console(as_json: bool) -> Console:
+    return Console(soft_wrap=as_json)
+
+
+def main() -> None:
+    """Mistakes the user can mend are one line and exit code 2; an interrupted run is 130."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

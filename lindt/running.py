@@ -1,0 +1,134 @@
+"""One plan into one folder: begin or resume, play the rounds, keep each on disk, and say what happens.
+
+Events, not callbacks: the command line draws them, tests take a slice, scripts print them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from lindt.engines.inprocess import InProcess
+from lindt.errors import UserError
+from lindt.federation import RoundResult, begin, check, federate, train_privately
+from lindt.plan import Plan
+from lindt.problem import Problem, problem_for
+from lindt.records import about_run, summarise_run
+from lindt.store import Store
+
+
+@final
+@dataclass(frozen=True)
+class Started:
+    store: Store
+    plan: Plan
+    clients: int
+    round: int  # already played, when the run is resumed
+
+
+@final
+@dataclass(frozen=True)
+class TrainedAlone:
+    client: int
+    clients: int
+
+
+@final
+@dataclass(frozen=True)
+class Played:
+    result: RoundResult
+
+
+@final
+@dataclass(frozen=True)
+class Ended:
+    store: Store
+    summary: dict[str, Any]
+
+
+Event = Started | TrainedAlone | Played | Ended
+
+
+def cache_folder() -> Path:
+    """Where private models are kept between runs: LINDT_CACHE, or the user's cache folder."""
+    chosen = os.environ.get("LINDT_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    return (Path(chosen) if chosen else Path.home() / ".cache") / "lindt" / "private"
+
+
+def run_plan(
+    plan: Plan | None,
+    folder: Path,
+    *,
+    task: str | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    cache: Path | None = None,
+) -> Iterator[Event]:
+    """Run a plan into a folder; with `resume` go on where it stopped. `plan` None means the folder's own."""
+    exists = (folder / "plan.toml").exists()
+    if exists and not resume:
+        raise UserError(f"{folder} holds a run already; name another --out, or continue it with --resume")
+    store = Store.open(folder) if exists else None
+    plan = _same_plan(plan, store)
+    if store and store.ended:
+        yield Ended(store, store.summary())
+        return
+    if store and store.about.get("task") != task:
+        raise UserError(f"{folder} was run with --task {store.about.get('task')}; give the same to resume it")
+    problem = load_task(task) if task else problem_for(plan)
+    check(plan, problem)
+    store = store or Store.create(folder, plan, about_run(plan, problem, task))
+    with store.locked():
+        engine = InProcess(plan, problem, run=store.run, folder=store.private, cache=cache, device=device)
+        saved = store.resume(plan) if exists else None
+        state = saved or begin(plan, problem, store.run)
+        engine.forget_after(state.round)
+        yield Started(store, plan, len(problem.data), state.round)
+        for client in train_privately(plan, engine, state):
+            yield TrainedAlone(client, len(problem.data))
+        clock = time.perf_counter()
+        for after, result in federate(plan, problem=problem, engine=engine, state=state):
+            now = time.perf_counter()
+            store.append(after, result, now - clock)
+            clock = now
+            yield Played(result)
+        summary = summarise_run(plan, store.rounds(), len(problem.data), problem.metric_for(plan))
+        store.finish(summary)
+    yield Ended(store, summary)
+
+
+def _same_plan(plan: Plan | None, store: Store | None) -> Plan:
+    if store is None:
+        if plan is None:
+            raise UserError("there is no run to resume here, and no plan to start one from")
+        return plan
+    kept = store.plan()
+    if plan is not None and plan != kept:
+        raise UserError(f"{store.folder} holds a run of another plan; resume it without one, or name another --out")
+    return kept
+
+
+def load_task(name: str) -> Problem:
+    """`package.module:function`, the user's own code: it comes from the command line, never from a plan."""
+    module, colon, function = name.partition(":")
+    if not colon or not module or not function:
+        raise UserError(f"--task {name}: write it as package.module:function")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        raise UserError(f"--task {name}: {error}; run it from the folder that holds the module") from None
+    except AttributeError:
+        raise UserError(f"--task {name}: {module} has no {function}") from None
+    finally:
+        sys.path.pop(0)
+    problem = found()
+    if not isinstance(problem, Problem):
+        raise UserError(f"--task {name}: it returned a {type(problem).__name__}; return a lindt.Problem")
+    return problem
