@@ -49,11 +49,11 @@ class Lesson:
         rows = torch.randperm(len(self.train), generator=shuffle)
         cut = min(max(1, round(rule.held_out * len(self.train))), len(self.train) - 1)
         held_out, rest = subset(self.train, rows[:cut]), subset(self.train, rows[cut:])
-        best_loss, best_epoch, best = float("inf"), 0, torch.empty(0)
+        best_score, best_epoch, best = float("-inf"), 0, torch.empty(0)
         for epoch, model in self._epochs(rest, rule.epochs):
-            loss = self._loss(model, held_out)
-            if loss < best_loss or not best_epoch:
-                best_loss, best_epoch = loss, epoch
+            score = self._score(model, held_out)
+            if score >= best_score or not best_epoch:
+                best_score, best_epoch = score, epoch
                 if not rule.refit:
                     best = forward_all(model, self.test, self.device)
             if epoch - best_epoch >= rule.patience:
@@ -82,9 +82,9 @@ class Lesson:
                 model.train()
                 rate = training.rate_at(epoch + 1)
 
-    def _loss(self, model: nn.Module, data: Examples) -> float:
-        outputs = forward_all(model, data, self.device).cpu()
-        return float(self.problem.loss(outputs, data.labels))
+    def _score(self, model: nn.Module, data: Examples) -> float:
+        metric = self.problem.metric_for(self.plan)
+        return metric.value(metric.tally(forward_all(model, data, self.device).cpu(), data.labels))
 
     def key(self) -> str:
         """The content that decides the outputs: data, first weights, structure, rule and seed."""
@@ -102,11 +102,13 @@ class Lesson:
         digest.update(getattr(loss, "__qualname__", repr(loss)).encode())
         for tensor in model.state_dict().values():  # frozen weights and buffers too
             digest.update(tensor.contiguous().numpy().tobytes())
-        # A changed forward or loss need not show in its name: what they say of a few samples does.
+        # A changed forward, loss or metric need not show in its name: what they say of a few samples does.
         few = subset(self.test, torch.arange(min(len(self.test), 16)))
         outputs = forward_all(model.eval(), few, torch.device("cpu"))
         digest.update(outputs.numpy().tobytes())
+        metric = self.problem.metric_for(self.plan)
         digest.update(repr(self.problem.loss(outputs, few.labels).tolist()).encode())
+        digest.update(f"{type(metric).__name__} {metric.tally(outputs, few.labels).tolist()}".encode())
         for data in (self.train, self.test):
             for rows in torch.arange(len(data)).split(1024):
                 for tensor in data.take(rows):

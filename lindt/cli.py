@@ -5,6 +5,7 @@ Nothing here imports torch before a command needs it, so that help answers at on
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import sys
@@ -28,13 +29,18 @@ data_app = typer.Typer(no_args_is_help=True, help="The data a plan allocates to 
 app.add_typer(data_app, name="data")
 
 PlanName = Annotated[str, typer.Argument(metavar="[PLAN]", help="A preset or a TOML file.", show_default=True)]
-Sets = Annotated[list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the plan; may be repeated.")]  # fmt: skip
+Sets = Annotated[
+    list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the plan; may be repeated.")
+]
 Seed = Annotated[int | None, typer.Option(help="The plan's seed.")]
 Rounds = Annotated[int | None, typer.Option(help="The plan's number of rounds.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines for machines instead of text for people.")]
 Device = Annotated[str, typer.Option(help="Where models train: cpu or cuda.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; start it where there is none.")]
-Task = Annotated[str | None, typer.Option(help="Your own data and model: package.module:function returning a lindt.Problem.")]  # fmt: skip
+Task = Annotated[
+    str | None, typer.Option(help="Your own data and model: package.module:function returning a lindt.Problem.")
+]
+ALL_METHODS = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm"
 
 
 @app.command()
@@ -81,9 +87,7 @@ def run(
 @app.command()
 def compare(
     plan: PlanName = presets.DEFAULT,
-    methods: Annotated[
-        str, typer.Option(help="Names from `lindt methods`, with commas.")
-    ] = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm",  # fmt: skip
+    methods: Annotated[str, typer.Option(help="Names from `lindt methods`, with commas.")] = ALL_METHODS,
     rounds: Rounds = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="A folder of runs; by default runs/NAME-seedN-compared.")] = None,
@@ -109,7 +113,7 @@ def compare(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="A folder of runs.")] = Path("runs/demo"),
+    out: Annotated[Path | None, typer.Option(help="A folder of runs; by default the next free runs/demo-N.")] = None,
     seed: Seed = None,
     rounds: Rounds = None,
     resume: Resume = False,
@@ -118,7 +122,10 @@ def demo(
     """The main job of `make run`: NFL under FedAvg, detected and mended; beside it the healthy control."""
     from lindt.report.sessions import demonstrate
 
-    demonstrate(out, seed, rounds, _console(as_json), as_json, resume)
+    free = (Path("runs") / f"demo-{n}" for n in itertools.count(1))
+    demonstrate(
+        out or next(folder for folder in free if not folder.exists()), seed, rounds, _console(as_json), as_json, resume
+    )
 
 
 @app.command()
@@ -159,7 +166,7 @@ def export(
     client: Annotated[int, typer.Option(help="Whose model.")],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="A new folder; by default RUN/export/client-N.")
-    ] = None,  # fmt: skip
+    ] = None,
     task: Task = None,
     as_json: Json = False,
 ) -> None:
@@ -174,13 +181,14 @@ def export(
     if as_json:
         console.print_json(json.dumps(found))
     else:
-        console.print(
-            f"client {client}: {found['model']} after round {found['round']}, checked on {found['checked_samples']} "
-            f"test samples\n{found['folder']}", highlight=False, soft_wrap=True)  # fmt: skip
+        checked = f"checked on {found['checked_samples']} test samples"
+        text = f"client {client}: {found['model']} after round {found['round']}, {checked}\n{found['folder']}"
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def _brief(component: dict[str, Any]) -> str:
-    rest = ", ".join(f"{k}={_brief(v) if isinstance(v, dict) else v}" for k, v in component.items() if k != "kind" and v != [])  # fmt: skip
+    fields = {k: _brief(v) if isinstance(v, dict) else v for k, v in component.items() if k != "kind" and v != []}
+    rest = ", ".join(f"{name}={value}" for name, value in fields.items())
     return f"{component['kind']}({rest})" if rest else str(component["kind"])
 
 

@@ -64,9 +64,9 @@ class Client:
         threat = plan.environment.threat
         if self.id in self.place.attackers:
             work = threat.corrupt(work, self.place.backdoor, task.round)
+        shared.train()  # before v_i is made: it takes its mode from w
         recovering = task.recovering and work.honest
         private = self._private(ctx, task.round - 1, create=True) if recovering else None
-        shared.train()
         step = adaptation.step(ctx, shared, private) if recovering else global_step(ctx, shared)
         for _ in fit(step, work, plan.training.batch, ctx.generator, self.place.device):
             pass

@@ -12,6 +12,7 @@ Legend: K clients answering, P parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, final
@@ -156,8 +157,8 @@ class Detector:
             )
         w_div = divergence(torch.stack(rows), w_P)
         delta = w_div - float(torch.linalg.vector_norm(noise_P))
-        if delta != delta:
-            raise UserError("clients: a weight is NaN; drop that client's update before aggregating it")
+        if not math.isfinite(delta):
+            raise UserError("clients: a weight is NaN or infinite; drop that client's update before aggregating it")
         self.round += 1
         self.count = self.rule.count(self.count, delta)
         self.negative = self.negative or self.rule.exceeded(self.count)

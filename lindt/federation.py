@@ -133,19 +133,21 @@ def train_privately(plan: Plan, engine: Engine, state: RunState) -> Iterator[int
             yield reply.client
 
 
-def evaluate(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> Scores:
-    """Ask every client how it fares: one pass gives the central and the local scores."""
+def evaluate(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> Scores | None:
+    """Ask every client how it fares: one pass gives the central and the local scores; None if nobody answers."""
     clients = engine.available()
     replies = list(engine.dispatch([_task("evaluate", state, i, state.round) for i in clients]))
-    attackers = attackers_of(plan, len(clients))
-    counted = frozenset(clients) - (attackers if plan.scoring.attackers == "left out" else frozenset())
     alphas = {
         "equal": {reply.client: 1.0 for reply in replies},
         "size": {reply.client: float(reply.size) for reply in replies},
         "given": dict(enumerate(plan.scoring.weights)),
     }[plan.scoring.weighting]
+    tallies = {reply.client: reply.tally for reply in replies if reply.tally is not None}
+    counted = counted_clients(plan, clients)
+    if not counted & tallies.keys():
+        return None
     return summarise(
-        {reply.client: reply.tally for reply in replies if reply.tally is not None},
+        tallies,
         problem.metric_for(plan),
         counted=counted,
         alphas=alphas,
@@ -186,6 +188,8 @@ def _fault(reply: Reply, expected: set[int], round: int, state: RunState) -> str
         return f"{found} where the model has {state.w.numel()}"
     if not torch.isfinite(reply.w).all():
         return "NaN or infinity among the weights"
+    if not torch.isfinite(torch.linalg.vector_norm(reply.w - state.w)):
+        return "its update is too long to measure"
     mine, theirs = state.buffers, reply.buffers
     if theirs is None or theirs.floats_F.shape != mine.floats_F.shape or theirs.counts_I.shape != mine.counts_I.shape:
         return "its buffers do not fit the model"
@@ -196,6 +200,12 @@ def _fault(reply: Reply, expected: set[int], round: int, state: RunState) -> str
 
 def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
     return choose_attackers(plan.environment.threat.share, clients, plan.seed_for("attackers"))
+
+
+def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
+    """Whose local scores and gains count."""
+    left_out = attackers_of(plan, len(clients)) if plan.scoring.attackers == "left out" else frozenset()
+    return frozenset(clients) - left_out
 
 
 def check(plan: Plan, problem: Problem) -> None:
@@ -211,9 +221,12 @@ def check(plan: Plan, problem: Problem) -> None:
             adaptation.fits(first_model(problem, plan))
         except PlanError as error:
             raise error.within("method.adaptation") from None
-    if plan.scoring.weights and len(plan.scoring.weights) != N:
-        raise PlanError("scoring.weights", plan.scoring.weights, f"give one weight for each of {N} clients")
-    if len(attackers_of(plan, N)) == N and plan.scoring.attackers == "left out":
+    weights, counted = plan.scoring.weights, counted_clients(plan, range(N))
+    if weights and len(weights) != N:
+        raise PlanError("scoring.weights", weights, f"give one weight for each of {N} clients")
+    if weights and not any(weights[i] for i in counted):
+        raise PlanError("scoring.weights", weights, f"give a weight above 0 to one of the clients {sorted(counted)}")
+    if not counted:
         raise PlanError("environment.threat.share", plan.environment.threat.share, "leave a client that is benign")
 
 

@@ -133,15 +133,26 @@ def intertwine(
                 "intertwine the inner `.module` and wrap the result"
             )
     names = default_points(global_model, position) if points is None else points
+    chosen = dict(names) if isinstance(names, Mapping) else dict(_named(name) for name in names)
+    if not chosen:
+        raise PlanError("points", names, "a model of one layer has nothing to intertwine; name points, or add a layer")
     known, known_local = dict(global_model.named_modules()), dict(local_model.named_modules())
-    for name in names:
+    for name in chosen:
         if name not in known or name not in known_local or not name:
             raise PlanError("points", name, f"no such submodule in the model; choose among {[n for n in known if n]}")
-    if isinstance(names, Mapping):
-        return Intertwined(global_model, local_model, names, scale)
     # A recurrent module's output is a sequence whose steps agree or contradict one by one.
-    per: dict[str, Per] = {n: "step" if isinstance(known[n], nn.RNNBase) else "sample" for n in names}
+    per: dict[str, Per] = {
+        n: p or ("step" if isinstance(known[n], nn.RNNBase) else "sample") for n, p in chosen.items()
+    }
     return Intertwined(global_model, local_model, per, scale)
+
+
+def _named(point: str) -> tuple[str, Per | None]:
+    """`block1`, or `encoder:step` where the score is wanted per step."""
+    name, _, per = point.partition(":")
+    if per not in ("", "sample", "step"):
+        raise PlanError("points", point, "after the colon stands `sample` or `step`")
+    return name, per or None  # type: ignore[return-value]  # checked above
 
 
 def default_points(model: nn.Module, position: Position = "after") -> list[str]:

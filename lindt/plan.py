@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal, final
 
@@ -56,14 +57,15 @@ class Training:
 class Alone:
     """The references: a private model P_i per client, trained on D_i only, by one rule for every allocation.
 
-    Same model, optimiser and decay (an epoch counts as a round). The epochs are chosen on `held_out` of the
-    TRAINING data: the best one, given up after `patience` epochs without a lower loss. With `refit` the model
-    is then trained on all of D_i for that long, as the federation uses all of it too.
+    Same model, optimiser and decay (an epoch counts as a round). The number of epochs is chosen on `held_out` of
+    the TRAINING data: the latest that scores best there, given up after `patience` epochs below the best. (By the
+    lowest loss instead, a client that holds out three samples stops far too early.) With `refit` the model is
+    then trained on all of D_i for that long, as the federation uses all of it too.
     """
 
     private: bool = True
     epochs: int = 100  # at most
-    patience: int = 10
+    patience: int = 20
     held_out: float = 0.1
     refit: bool = True
 
@@ -111,10 +113,14 @@ class Plan:
     scoring: Scoring = field(default_factory=Scoring)
 
     def __post_init__(self) -> None:
-        require(bool(self.name) and "/" not in self.name, "name", self.name, "a word that can name a folder")
+        word = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name)
+        require(word is not None, "name", self.name, "a word of letters, digits, '.', '_', '-' that can name a folder")
         require(self.seed >= 0, "seed", self.seed, "0 or more")
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1 round")
         require(self.threads >= 1, "threads", self.threads, "at least 1 thread")
+        mixed, batch = self.environment.threat.per_batch, self.training.batch
+        fix = f"leave room for the attacker's own samples in a batch of {batch}"
+        require(mixed < batch, "environment.threat.per_batch", mixed, fix)
 
     def seed_for(self, *names: str | int) -> int:
         return seed_for(self.seed, *names)

@@ -79,14 +79,17 @@ def _tables() -> tuple[type, ...]:
 
 
 def from_dict(table: Mapping[str, Any]) -> Plan:
-    plan: Plan = _build(Plan, table, "")
+    try:
+        plan: Plan = _build(Plan, table, "")
+    except RecursionError:
+        raise UserError("the plan's tables are nested too deeply") from None
     return plan
 
 
 def from_toml(text: str, name: str = "plan") -> dict[str, Any]:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of 5,000 digits, a list in 5,000 others
         raise UserError(f"{name} is not valid TOML: {error}") from None
 
 
@@ -98,7 +101,7 @@ def override(table: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     keys = path.strip().split(".")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         value = text.strip()
     return _assign(table, keys, value, path.strip())
 
@@ -144,6 +147,8 @@ def _build(hint: Any, value: Any, field: str) -> Any:
 
 
 def _plain(hint: Any, value: Any, field: str) -> Any:
+    if isinstance(value, int) and value.bit_length() > 63:
+        raise PlanError(field, f"a number of {value.bit_length()} bits", "give one of at most 63 bits, as TOML does")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not hint:

@@ -94,7 +94,8 @@ class InFolder:
 
     def write(self, client: int, round: int, kept: Kept) -> None:
         tensors, notes = kept
-        plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        # Copies: safetensors refuses tensors that share memory, as tied weights do.
+        plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         path = self._path(client, round)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, save(plain, {"notes": json.dumps(notes, sort_keys=True)}))

@@ -162,6 +162,10 @@ class TestDetector:
         other = {name: tensor + 1 for name, tensor in w.items()}  # the counter too, but it is no weight
         assert Detector().observe([other], w).w_div == pytest.approx(math.sqrt(4 + 2 + 2 + 2 + 2 + 2), rel=1e-6)
 
+    def test_state_dicts_in_another_order_are_the_same_weights(self) -> None:
+        w = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)).state_dict()
+        assert Detector().observe([dict(reversed(w.items())), w], w).w_div == 0.0
+
     def test_counts_rounds_and_stays_negative_once_found(self) -> None:
         detector = Detector(epsilon=1.0, patience=2)
         far, near = torch.tensor([2.0]), torch.tensor([0.5])

@@ -17,7 +17,10 @@ from lindt.weights import trainable
 @final
 @dataclass(frozen=True)
 class Dual:
-    """Eq. 8-10. `points` empty means the model's own. `trains = "head"` is the ablation: only v's last layer learns."""
+    """Eq. 8-10. `points` empty means the model's own; `name:step` scores a sequence step by step.
+
+    `trains = "head"` is the ablation: only v's last layer learns.
+    """
 
     points: tuple[str, ...] = ()
     scale: Scale = "paper"

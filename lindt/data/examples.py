@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, final
 
 import torch
@@ -63,7 +64,7 @@ class Listed:
         pairs = [self.dataset[int(row)] for row in rows_B]
         return torch.stack([torch.as_tensor(x) for x, _ in pairs]), _as_labels([y for _, y in pairs])
 
-    @property
+    @cached_property  # reading them means reading every sample
     def labels(self) -> Tensor:
         return _as_labels([self.dataset[row][1] for row in range(len(self))])
 

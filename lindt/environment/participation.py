@@ -47,14 +47,16 @@ class Sampled:
             return self.active_clients
         K = math.floor(self.rate * clients + 1e-9)  # 0.29 * 100 is 28.999...
         if K < 1:
-            raise PlanError("rate", self.rate, f"K = floor(rate * {clients}) is 0; raise it to {1 / clients:.3g}")
+            least = math.ceil(1e4 / clients) / 1e4  # rounded up: 0.3333 of 3 clients is none
+            raise PlanError("rate", self.rate, f"K = floor(rate * {clients}) is 0; raise it to {least}")
         return K
 
     def active(self, seed: int, available: Sequence[int], attackers: frozenset[int]) -> list[int]:
         K = min(self.wanted(len(available)) + self.over_select, len(available))
         draw = np.random.default_rng(seed)
-        hostile = [i for i in available if i in attackers]
-        benign = [i for i in available if i not in attackers]
+        ordered = sorted(available)  # the order in which an engine lists them changes nothing
+        hostile = [i for i in ordered if i in attackers]
+        benign = [i for i in ordered if i not in attackers]
         h = min(round(len(hostile) / len(available) * K), len(hostile))
         h = max(h, K - len(benign))
         chosen = [*draw.choice(hostile, h, replace=False), *draw.choice(benign, K - h, replace=False)]

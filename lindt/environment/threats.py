@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, final
+from typing import ClassVar, Protocol, final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,11 @@ class Threat(Protocol):
     @property
     def share(self) -> float:
         """Of all clients; the same share attacks in every round."""
+        ...
+
+    @property
+    def per_batch(self) -> int:
+        """How many samples of a batch come from the pool."""
         ...
 
     def pool(self, everything: Examples) -> Examples | None:
@@ -59,6 +64,7 @@ class Relabelled:
 @dataclass(frozen=True)
 class NoThreat:
     share = 0.0
+    per_batch = 0
 
     def pool(self, everything: Examples) -> Examples | None:
         return None
@@ -92,6 +98,7 @@ class Backdoor:
         _require_share(self.share)
         require(len(self.relabel) > 0, "relabel", self.relabel, "give at least one pair [from, to]")
         require(all(a != b for a, b in self.relabel), "relabel", self.relabel, "a label cannot stand for itself")
+        require(all(min(pair) >= 0 for pair in self.relabel), "relabel", self.relabel, "labels are 0 or more")
         require(self.epochs >= 1, "epochs", self.epochs, "an attacker trains for at least 1 epoch")
         require(self.per_batch >= 1, "per_batch", self.per_batch, "mix in at least 1 backdoor sample a batch")
 
@@ -123,9 +130,11 @@ class NextCharacter:
     share: float = 0.16
     label: int = 0
     epochs: int = 5
+    per_batch: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         _require_share(self.share)
+        require(self.label >= 0, "label", self.label, "labels are 0 or more")
         require(self.epochs >= 1, "epochs", self.epochs, "an attacker trains for at least 1 epoch")
 
     def pool(self, everything: Examples) -> Examples | None:
@@ -156,6 +165,10 @@ class Until:
     @property
     def share(self) -> float:
         return self.threat.share
+
+    @property
+    def per_batch(self) -> int:
+        return self.threat.per_batch
 
     def pool(self, everything: Examples) -> Examples | None:
         return self.threat.pool(everything)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from lindt.report.words import points
@@ -12,11 +13,11 @@ from lindt.report.words import points
 
 def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
     """Like the paper's main table: central, local, beta; and who is worse off than alone."""
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
     table.caption = "worse off: clients with beta_i < 0, in brackets those clearly so (paired test, 95%)"
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for name in ("central", "local", "alone", "beta", "worse off", "backdoor", "flagged"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for label, summary in rows:
         table.add_row(label, *cells(summary))
     return table
@@ -26,7 +27,7 @@ def cells(summary: Mapping[str, Any]) -> list[str]:
     percent = summary.get("metric_in_percent", True)
     worse = "-"
     if summary.get("harmed") is not None:
-        worse = f"{summary['harmed']} ({summary['clearly_harmed']}) of {summary['counted_clients']}"
+        worse = f"{summary['harmed']} ({summary['clearly_harmed']}) / {summary['counted_clients']}"
     flagged = summary.get("detected_at")
     return [
         points(summary.get("central"), percent),

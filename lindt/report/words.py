@@ -29,8 +29,8 @@ def suspected(line: Mapping[str, Any], epsilon: float, patience: int, statistic:
 def measured(line: Mapping[str, Any], percent: bool) -> str:
     """The suspicion held against beta, which was measured in the same round."""
     scores = line["scores"]
-    if scores["beta"] is None:
-        return f"round {line['round']}: not confirmed: no private models were trained, so beta is not known"
+    if not scores or scores["beta"] is None:
+        return f"round {line['round']}: not confirmed: beta could not be measured"
     of = f"{scores['clearly_harmed']} of {len(scores['clients'])} clients are clearly worse off than alone"
     gain = f"the mean gain beta is {points(scores['beta'], percent, sign=True)} points, {of}"
     if scores["beta"] < 0:

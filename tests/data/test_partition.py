@@ -251,9 +251,5 @@ def test_what_the_data_cannot_give_is_refused(scheme: Partition, clients: int, m
 def test_roles_must_be_told() -> None:
     with pytest.raises(UserError, match="name no role for a row; choose another partition"):
         Roles().split(np.zeros(4, int), np.zeros(2, int), 1, seed=0)
-    with pytest.raises(
-        UserError, match=r"\[3, 2\] train and test rows have roles; give one each for \[4, 2\]"
-    ):
-        Roles().split(
-            np.zeros(4, int), np.zeros(2, int), 1, seed=0, roles=(np.zeros(3, int), np.zeros(2, int))
-        )
+    with pytest.raises(UserError, match=r"\[3, 2\] train and test rows have roles; give one each for \[4, 2\]"):
+        Roles().split(np.zeros(4, int), np.zeros(2, int), 1, seed=0, roles=(np.zeros(3, int), np.zeros(2, int)))

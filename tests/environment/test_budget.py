@@ -47,9 +47,7 @@ def test_the_gaussian_alone_is_the_closed_form(z: float, rounds: int) -> None:
     assert expected * (1 - 1e-9) <= found <= expected * 1.001
 
 
-@pytest.mark.parametrize(
-    ("z", "rounds"), [(0.5, 1), (1.0, 1), (4.0, 1), (1.0, 500), (20.0, 500), (0.01, 500)]
-)
+@pytest.mark.parametrize(("z", "rounds"), [(0.5, 1), (1.0, 1), (4.0, 1), (1.0, 500), (20.0, 500), (0.01, 500)])
 def test_it_never_promises_more_than_the_exact_gaussian(z: float, rounds: int) -> None:
     """R Gaussians of multiplier z are one of z / sqrt(R), whose epsilon is known (Balle and Wang 2018)."""
     from dp_accounting import get_epsilon_gaussian
@@ -124,9 +122,7 @@ def test_more_noise_and_fewer_rounds_are_never_worse(sigma: float, rounds: int, 
 
 def test_sampling_keeps_the_order_too() -> None:
     sampled: dict[str, Any] = {"sensitivity": 1.0, "delta_dp": 1e-6, "active": 10}
-    sigmas = [
-        epsilon_of(sigma=s, rounds=100, clients=1000, **sampled) for s in (0.01, 0.5, 1, 2, 8, 300, 1e4)
-    ]
+    sigmas = [epsilon_of(sigma=s, rounds=100, clients=1000, **sampled) for s in (0.01, 0.5, 1, 2, 8, 300, 1e4)]
     assert sigmas == sorted(sigmas, reverse=True)
     rounds = [epsilon_of(sigma=1.0, rounds=r, clients=1000, **sampled) for r in (0, 1, 10, 100, 1000)]
     assert rounds == sorted(rounds)

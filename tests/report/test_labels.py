@@ -46,9 +46,7 @@ def test_colours_and_bars_are_the_counts() -> None:
 
 def test_attackers_are_marked_and_explained_only_if_there_are_any() -> None:
     counts_NC = np.ones((5, 3), dtype=np.int64)
-    plain, marked = (
-        label_figure(counts_NC, attackers=who).axes[0] for who in (frozenset(), frozenset({4, 1}))
-    )
+    plain, marked = (label_figure(counts_NC, attackers=who).axes[0] for who in (frozenset(), frozenset({4, 1})))
     assert plain.get_legend() is None
     assert not plain.lines
     assert np.asarray(marked.lines[0].get_xdata()).tolist() == [1, 4]
@@ -94,9 +92,7 @@ def test_characters_are_shown_as_they_are() -> None:
 
 
 def test_names_must_match_the_counts() -> None:
-    with pytest.raises(
-        ValueError, match="2 roles and 2 class names for 2 clients and 3 classes; give one each"
-    ):
+    with pytest.raises(ValueError, match="2 roles and 2 class names for 2 clients and 3 classes; give one each"):
         label_figure(np.ones((2, 3), dtype=np.int64), ["a", "b"])
 
 

@@ -237,13 +237,9 @@ def test_clipping_breaks_the_bound() -> None:
     assert divergence(w_KP, start_P + clip(updates_KP, 31).mean(0)) == pytest.approx(0, abs=1e-12)
 
 
-@given(
-    fed=federations, sigma=sigmas, share=st.sampled_from([0.1, 0.5, 0.9, 1.0, 2.0]), seed=st.integers(0, 1000)
-)
+@given(fed=federations, sigma=sigmas, share=st.sampled_from([0.1, 0.5, 0.9, 1.0, 2.0]), seed=st.integers(0, 1000))
 @settings(deadline=None, max_examples=40)
-def test_with_clipping_the_bound_needs_what_was_cut_off(
-    fed: Federation, sigma: float, share: float, seed: int
-) -> None:
+def test_with_clipping_the_bound_needs_what_was_cut_off(fed: Federation, sigma: float, share: float, seed: int) -> None:
     """Repaired: w_div <= noise + gradient term + mean of max(0, ||u_j|| - S).
 
     The last is how far clipping can move the mean (triangle inequality); it is 0 where clipping does not bind

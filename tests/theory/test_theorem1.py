@@ -20,9 +20,7 @@ EPSILON = 0.1  # the paper's
 ROUNDS = 300
 
 # Four clients who see the labels in very different shares, one of them never the third.
-CONFLICTING = torch.tensor(
-    [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.6, 0.4, 0.0]], dtype=torch.float64
-)
+CONFLICTING = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.6, 0.4, 0.0]], dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -41,9 +39,7 @@ def samples(seed: int, *, separable: bool) -> Tensor:
     cloud_YMD = 0.5 * torch.randn(3, 6, 4, generator=generator, dtype=torch.float64)
     if separable:
         return cloud_YMD + 3 * torch.eye(3, 4, dtype=torch.float64)[:, None, :]
-    cloud_YMD[..., 3] = (
-        1  # a constant feature: without it the bias of a client towards its labels has no weight
-    )
+    cloud_YMD[..., 3] = 1  # a constant feature: without it the bias of a client towards its labels has no weight
     return cloud_YMD
 
 

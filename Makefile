@@ -1,0 +1,38 @@
+# `make run` and `make test` set everything up on a fresh machine; `make help` lists the rest.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help run test test-slow check format clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+run: $(VENV)/ready ## Install, then watch a federation go wrong, be caught and mended
+	$(BIN)/lindt demo
+
+test: $(VENV)/ready ## The quick suite
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/ready ## What takes longer
+	$(BIN)/python -m pytest -m slow
+
+check: $(VENV)/ready ## Format, lint, strict types, quick suite: what CI runs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+format: $(VENV)/ready ## Format and mend what can be mended
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## Remove the environment, caches and runs
+	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# torch first and alone: an unpinned torch would bring gigabytes for accelerators.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch setuptools
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@

@@ -1,0 +1,280 @@
+"""What a client and the server keep between rounds: found again, pruned in time, safe against damage."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lindt.checkpoint import load_checkpoint, save_checkpoint
+from lindt.disk import write_whole
+from lindt.errors import UserError
+from lindt.federation import RunState
+from lindt.recovery import RecoveryState
+from lindt.versions import InFolder, InMemory, Kept, Versions, forget_after, newest, prune
+from lindt.weights import Buffers, read_buffers, read_w
+
+
+@pytest.fixture(params=["memory", "folder"])
+def versions(request: pytest.FixtureRequest, tmp_path: Path) -> Versions:
+    return InMemory() if request.param == "memory" else InFolder(tmp_path, "run-1")
+
+
+def v(value: float) -> Kept:
+    return {"weight": torch.tensor([value])}, {"alpha": value}
+
+
+def found(versions: Versions, client: int, up_to: int) -> float | None:
+    kept = newest(versions, client, up_to=up_to)
+    if kept is None:
+        return None
+    assert kept[1]["alpha"] == kept[0]["weight"].item()
+    return kept[0]["weight"].item()
+
+
+def test_the_newest_version_up_to_a_round(versions: Versions) -> None:
+    for round in (30, 2, 10):  # in whatever order they were written
+        versions.write(4, round, v(float(round)))
+    assert [found(versions, 4, up_to) for up_to in (1, 2, 9, 10, 29, 30, 99)] == [None, 2, 2, 10, 10, 30, 30]
+    assert sorted(versions.rounds(4)) == [2, 10, 30]
+
+
+def test_clients_are_kept_apart(versions: Versions) -> None:
+    versions.write(1, 3, v(1.0))
+    versions.write(11, 3, v(11.0))
+    assert (found(versions, 1, 9), found(versions, 11, 9), found(versions, 2, 9)) == (1.0, 11.0, None)
+
+
+def test_a_round_played_again_writes_over_its_own_version(versions: Versions) -> None:
+    versions.write(0, 3, v(1.0))
+    versions.write(0, 3, v(2.0))
+    assert (found(versions, 0, 3), versions.rounds(0)) == (2.0, [3])
+
+
+def test_a_modules_state_comes_back_bit_for_bit_with_its_notes(versions: Versions) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    versions.write(0, 1, (model.state_dict(), {"score/fc1": 0.1 + 0.2, "alpha": 1e-300}))
+    with torch.no_grad():  # the live module goes on training
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.add_(1)
+    tensors, notes = versions.read(0, 1)
+    assert tensors.keys() == before.keys()
+    assert all(torch.equal(tensors[name], before[name]) for name in before)
+    assert all(tensors[name].dtype == before[name].dtype for name in before)
+    assert notes == {"score/fc1": 0.1 + 0.2, "alpha": 1e-300}
+    model.load_state_dict(tensors)
+
+
+def test_training_on_what_was_read_does_not_change_what_is_kept(versions: Versions) -> None:
+    versions.write(0, 1, ({"weight": torch.zeros(1, 1)}, {}))
+    model = nn.Linear(1, 1, bias=False)
+    model.load_state_dict(versions.read(0, 1)[0])
+    nn.init.ones_(model.weight)
+    assert versions.read(0, 1)[0]["weight"].item() == 0.0
+
+
+def test_notes_changed_after_writing_stay_as_written(versions: Versions) -> None:
+    notes = {"alpha": 0.5}
+    versions.write(0, 1, ({"weight": torch.zeros(1)}, notes))
+    notes["alpha"] = 9.0
+    assert versions.read(0, 1)[1] == {"alpha": 0.5}
+
+
+def test_a_model_with_tied_weights_is_kept(versions: Versions) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    versions.write(0, 1, (model.state_dict(), {}))
+    tensors, _ = versions.read(0, 1)
+    assert torch.equal(tensors["0.weight"], model[0].weight)
+    assert torch.equal(tensors["1.weight"], model[0].weight)
+
+
+def test_tensors_that_are_views_are_kept(versions: Versions) -> None:
+    whole = torch.arange(6.0).reshape(2, 3)
+    versions.write(0, 1, ({"turned": whole.T, "row": whole[1], "number": whole[0, 1]}, {}))
+    tensors, _ = versions.read(0, 1)
+    assert tensors["turned"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    assert (tensors["row"].tolist(), tensors["number"].item()) == ([3.0, 4.0, 5.0], 1.0)
+
+
+def test_pruning_by_hand(versions: Versions) -> None:
+    for round in (1, 4, 6, 9):
+        versions.write(0, round, v(float(round)))
+    prune(versions, 0, keep=0)
+    prune(versions, 0, keep=3)
+    assert sorted(versions.rounds(0)) == [1, 4, 6, 9]  # nothing newer than 1 at or before 3
+    prune(versions, 0, keep=7)
+    assert sorted(versions.rounds(0)) == [6, 9]  # a checkpoint at 7 asks for 6
+    prune(versions, 0, keep=7)
+    prune(versions, 1, keep=7)  # of somebody who has none
+    assert sorted(versions.rounds(0)) == [6, 9]
+
+
+@given(written=st.sets(st.integers(1, 30)), keep=st.integers(0, 31))
+@settings(max_examples=100, deadline=None)
+def test_pruning_keeps_what_a_checkpoint_from_keep_on_can_ask_for(written: set[int], keep: int) -> None:
+    versions = InMemory()
+    for round in written:
+        versions.write(0, round, v(float(round)))
+    before = [found(versions, 0, up_to) for up_to in range(keep, 33)]
+    prune(versions, 0, keep)
+    assert [found(versions, 0, up_to) for up_to in range(keep, 33)] == before
+    assert sum(round <= keep for round in versions.rounds(0)) <= 1
+
+
+def test_a_resumed_run_forgets_what_came_after_its_checkpoint(versions: Versions) -> None:
+    for round in (2, 5, 7, 8):
+        versions.write(0, round, v(float(round)))
+    forget_after(versions, 0, 5)
+    forget_after(versions, 1, 5)
+    assert sorted(versions.rounds(0)) == [2, 5]
+
+
+def test_dropping_what_is_not_there_is_an_error(versions: Versions) -> None:
+    versions.write(0, 1, v(1.0))
+    with pytest.raises((KeyError, FileNotFoundError)):
+        versions.drop(0, 2)
+
+
+def test_runs_are_kept_apart_and_a_new_process_finds_its_own(tmp_path: Path) -> None:
+    InFolder(tmp_path, "a").write(0, 1, v(1.0))
+    assert found(InFolder(tmp_path, "a"), 0, 9) == 1.0
+    assert found(InFolder(tmp_path, "b"), 0, 9) is None
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = [path for path in folder.rglob("*") if path.is_file()]
+    return path
+
+
+def cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+DAMAGES: list[Any] = [cut, lambda _: b"", lambda _: b"not safetensors at all", lambda c: b"\xff" * 8 + c[8:]]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=["cut", "empty", "text", "header"])
+def test_a_damaged_version_is_told_by_name(tmp_path: Path, damage: Any) -> None:
+    versions = InFolder(tmp_path, "run")
+    versions.write(3, 12, v(1.0))
+    path = only_file(tmp_path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"round-000012\.safetensors is damaged"):
+        versions.read(3, 12)
+
+
+def test_a_file_written_aside_is_no_version(tmp_path: Path) -> None:
+    versions = InFolder(tmp_path, "run")
+    versions.write(0, 1, v(1.0))
+    path = only_file(tmp_path)
+    path.with_name(f".{path.name}.4711").write_bytes(b"half")  # a crash in the middle of round 2's write
+    assert versions.rounds(0) == [1]
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_whole(path, b"old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_replaces_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (b"something long", b"short", b""):
+        write_whole(path, content)
+        assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def state_after(round: int, run: str = "run-1") -> RunState:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    buffers = Buffers(read_buffers(model).floats_F + round, torch.tensor([round]))
+    recovery = RecoveryState(True, count=251, quiet=3, treated=frozenset({9, 2, 40}), detections=1)
+    return RunState(run, round, read_w(model) + round, buffers, recovery)
+
+
+def same(a: RunState, b: RunState) -> bool:
+    mine, theirs = ((s.w, s.buffers.floats_F, s.buffers.counts_I) for s in (a, b))
+    tensors = all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(mine, theirs, strict=True))
+    return tensors and (a.run, a.round, a.recovery) == (b.run, b.round, b.recovery)
+
+
+def test_a_checkpoint_is_read_as_it_was_written(tmp_path: Path) -> None:
+    state = state_after(7)
+    save_checkpoint(tmp_path / "new" / "folder", state)
+    loaded = load_checkpoint(tmp_path / "new" / "folder", "run-1")
+    assert loaded is not None
+    assert same(loaded, state)
+    assert isinstance(loaded.recovery.treated, frozenset)
+
+
+def test_a_model_without_buffers_is_kept_too(tmp_path: Path) -> None:
+    none = Buffers(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    state = RunState("run-1", 1, torch.tensor([1.0, -0.0]), none, RecoveryState())
+    save_checkpoint(tmp_path, state)
+    loaded = load_checkpoint(tmp_path, "run-1")
+    assert loaded is not None
+    assert same(loaded, state)
+
+
+def test_before_the_first_round_there_is_none(tmp_path: Path) -> None:
+    assert load_checkpoint(tmp_path, "run-1") is None
+    assert load_checkpoint(tmp_path / "nowhere", "run-1") is None
+
+
+def test_the_last_two_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
+    for round in (8, 9, 10, 11):
+        save_checkpoint(tmp_path, state_after(round))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000010.safetensors", "round-000011.safetensors"]
+    loaded = load_checkpoint(tmp_path, "run-1")
+    assert loaded is not None
+    assert loaded.round == 11
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=["cut", "empty", "text", "header"])
+def test_a_damaged_checkpoint_is_told_and_the_one_before_serves(tmp_path: Path, damage: Any) -> None:
+    for round in (1, 2):
+        save_checkpoint(tmp_path, state_after(round))
+    path = tmp_path / "round-000002.safetensors"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=r"round-000002\.safetensors is damaged .* delete it to go on") as caught:
+        load_checkpoint(tmp_path, "run-1")
+    assert "\n" not in str(caught.value)
+    path.unlink()
+    loaded = load_checkpoint(tmp_path, "run-1")
+    assert loaded is not None
+    assert loaded.round == 1
+
+
+def test_a_version_is_no_checkpoint(tmp_path: Path) -> None:
+    InFolder(tmp_path, "run").write(0, 1, v(1.0))
+    with pytest.raises(UserError, match="is damaged"):
+        load_checkpoint(tmp_path / "run" / "client-00000", "run-1")
+
+
+def test_another_runs_checkpoint_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state_after(1, run="other"))
+    with pytest.raises(UserError, match="belongs to another run"):
+        load_checkpoint(tmp_path, "run-1")
+
+
+def test_a_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, state_after(1))
+    (tmp_path / "round-000001.safetensors").rename(tmp_path / "round-000009.safetensors")
+    with pytest.raises(UserError, match="another run or round"):
+        load_checkpoint(tmp_path, "run-1")
