@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from lindt.detection import Detector, Verdict, is_negative
     from lindt.errors import PlanError, UserError
     from lindt.federation import RoundResult, RunState, federate
-    from lindt.intertwine import Intertwined, intertwine
+    from lindt.intertwining import Intertwined, intertwine
     from lindt.methods import METHODS, Method
     from lindt.plan import Plan
     from lindt.presets import resolve
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Detector": "detection",
-    "Intertwined": "intertwine",
+    "Intertwined": "intertwining",
     "METHODS": "methods",
     "Method": "methods",
     "Plan": "plan",
@@ -30,7 +30,7 @@ _HOMES = {
     "UserError": "errors",
     "Verdict": "detection",
     "federate": "federation",
-    "intertwine": "intertwine",
+    "intertwine": "intertwining",
     "is_negative": "detection",
     "resolve": "presets",
 }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lindt.adaptations.base import Choosy, Loss
+from lindt.data.examples import Examples, pool
 from lindt.detection import Divergence, measure
 from lindt.engines.base import Engine, Kind, Reply, Task
 from lindt.environment.participation import choose_attackers
@@ -202,6 +203,12 @@ def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
     return choose_attackers(plan.environment.threat.share, clients, plan.seed_for("attackers"))
 
 
+def backdoor_of(plan: Plan, problem: Problem) -> Examples | None:
+    """What the attackers hold in common."""
+    threat = plan.environment.threat
+    return threat.pool(pool([train for train, _ in problem.data])) if threat.share else None
+
+
 def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
     """Whose local scores and gains count."""
     left_out = attackers_of(plan, len(clients)) if plan.scoring.attackers == "left out" else frozenset()
@@ -221,6 +228,7 @@ def check(plan: Plan, problem: Problem) -> None:
             adaptation.fits(first_model(problem, plan))
         except PlanError as error:
             raise error.within("method.adaptation") from None
+    backdoor_of(plan, problem)
     weights, counted = plan.scoring.weights, counted_clients(plan, range(N))
     if weights and len(weights) != N:
         raise PlanError("scoring.weights", weights, f"give one weight for each of {N} clients")

@@ -64,7 +64,7 @@ def problem_for(plan: Plan) -> Problem:
     try:
         shares = allocate(plan, pools)
     except PlanError as error:
-        raise error.within("data") from None
+        raise error.within("data" if error.field == "clients" else "data.allocation") from None
     clients = [
         (Rows(pools.x, pools.y, pools.train[train]), Rows(pools.x, pools.y, pools.test[test])) for train, test in shares
     ]

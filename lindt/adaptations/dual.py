@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lindt.adaptations.base import Context, First, Predictor, Step, descend, first_private
 from lindt.data.examples import Batch
-from lindt.intertwine import Intertwined, Position, Scale, intertwine
+from lindt.intertwining import Intertwined, Position, Scale, intertwine
 from lindt.weights import trainable
 
 

@@ -10,9 +10,8 @@ import torch
 
 from lindt.alone import Cache
 from lindt.client import Client, Place
-from lindt.data.examples import pool
 from lindt.engines.base import Reply, Task
-from lindt.federation import attackers_of
+from lindt.federation import attackers_of, backdoor_of
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
 from lindt.versions import InFolder, InMemory, Versions, forget_after
@@ -33,7 +32,6 @@ class InProcess:
         device: str = "cpu",
     ) -> None:
         torch.set_num_threads(plan.threads)
-        threat = plan.environment.threat
         versions: Versions = InMemory() if folder is None else InFolder(folder, run)
         place = Place(
             plan=plan,
@@ -43,7 +41,7 @@ class InProcess:
             cache=Cache(cache),
             device=torch.device(device),
             attackers=attackers_of(plan, len(problem.data)),
-            backdoor=threat.pool(pool([train for train, _ in problem.data])) if threat.share else None,
+            backdoor=backdoor_of(plan, problem),
         )
         self.versions = versions
         self.clients = [Client(id, place) for id in range(len(problem.data))]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 
 from lindt.errors import PlanError, UserError
-from lindt.intertwine import Per, Scale, attach, default_points, intertwine, score
+from lindt.intertwining import Per, Scale, attach, default_points, intertwine, score
 from lindt.models import Cnn, Linear, Lstm, SmallCnn
 
 SCALES: list[Scale] = ["paper", "sqrt_d", "cosine"]

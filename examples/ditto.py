@@ -1,0 +1,51 @@
+"""Ditto (Li et al. 2021): a private model that learns on its own loss and is pulled towards the shared one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import nn
+
+from lindt.adaptations.base import Context, Predictor, Step, descend, first_private, global_step
+from lindt.data.examples import Batch
+from lindt.errors import require
+from lindt.weights import trainable
+
+
+@final
+@dataclass(frozen=True)
+class Ditto:
+    """w trains as in FedAvg; v_i on its own loss plus pull / 2 * ||v_i - w^{r-1}||^2. The client predicts with v_i.
+
+    The pull is taken as a proximal step, its exact minimum, where the paper steps down its gradient: the two
+    agree for a small rate * pull, and a large one does not overshoot.
+    """
+
+    pull: float = 0.1  # the paper's lambda
+
+    def __post_init__(self) -> None:
+        require(self.pull >= 0, "pull", self.pull, "the pull towards w must be 0 or more")
+
+    def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
+        return first_private(shared, "copy")
+
+    def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
+        assert private is not None
+        step_w, v = global_step(ctx, shared), trainable(private)
+        received = [p.detach().clone() for p in trainable(shared)]  # w^{r-1}: no batch has moved it yet
+        share = ctx.rate * self.pull / (1 + ctx.rate * self.pull)
+
+        def step(batch: Batch) -> None:
+            x, y = batch
+            step_w(batch)
+            descend(ctx.loss(private(x), y), ctx.rate, ctx.max_norm, v)
+            with torch.no_grad():
+                for p_v, p_w in zip(v, received, strict=True):
+                    p_v.lerp_(p_w, share)
+
+        return step
+
+    def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
+        return shared if private is None else private

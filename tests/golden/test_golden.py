@@ -1,0 +1,64 @@
+"""Golden rounds: four rounds of every method, as they came out when they were last looked at.
+
+A change of these numbers is a change of the algorithm. Where that is meant, look at the difference, then
+`LINDT_GOLDEN=write python -m pytest tests/golden` writes them anew. Compared to six digits: another processor
+has other last bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds import tiny_runtime
+
+from lindt.adaptations import Apfl, Dual, FineTuneHead
+from lindt.federation import federate
+from lindt.methods import METHODS, Method
+
+GOLDEN = Path(__file__).with_name("golden.json")
+VARIANTS: dict[str, Method] = {
+    **{name: method for name, method in METHODS.items() if name not in ("fb", "runtime", "watch")},
+    "fb": Method(adaptation=FineTuneHead(rate=0.05, epochs=5)),
+    "runtime": tiny_runtime().method,
+    "apfl-weights": Method(adaptation=Apfl(alpha=0.3, mix="weights")),
+    "lindt-sqrt_d": Method(adaptation=Dual(scale="sqrt_d")),
+    "lindt-cosine-before": Method(adaptation=Dual(scale="cosine", position="before")),
+    "lindt-random": Method(adaptation=Dual(first="random")),
+    "lindt-head": Method(adaptation=Dual(trains="head")),
+}
+
+
+def played(method: Method) -> list[dict[str, Any]]:
+    rounds = []
+    for state, result in federate(replace(tiny_runtime(), method=method)):
+        assert result.seen is not None
+        line: dict[str, Any] = {"w": float(state.w.norm()), "delta": result.seen.delta}
+        if result.scores:
+            line |= {"central": result.scores.central, "local": result.scores.local, "beta": result.scores.beta}
+        rounds.append(line)
+    return rounds
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_golden_rounds(name: str) -> None:
+    found = played(VARIANTS[name])
+    if os.environ.get("LINDT_GOLDEN") == "write":
+        kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+        GOLDEN.write_text(json.dumps(kept | {name: found}, indent=1, sort_keys=True) + "\n")
+    expected = json.loads(GOLDEN.read_text())[name]
+    assert len(found) == len(expected) == 4
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+
+
+def test_the_methods_differ() -> None:
+    """Each variant does something of its own: no two have the same last round, but for what they share by design."""
+    golden = json.loads(GOLDEN.read_text())
+    last = {name: (golden[name][-1]["w"], golden[name][-1]["local"]) for name in VARIANTS}
+    assert len({last[n] for n in ("fedavg", "fb", "lindt", "lindt-tm", "trimmed-mean", "fedprox")}) == 6
+    assert golden["fb"][-1]["w"] == golden["fedavg"][-1]["w"]  # FB trains w as FedAvg does
