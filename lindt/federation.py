@@ -5,24 +5,23 @@ Legend: K clients answering, P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-import torch
 from torch import Tensor, nn
 
-from lindt.adaptations.base import Choosy, Loss
-from lindt.data.examples import Examples, pool
+from lindt.adaptations.base import Loss
 from lindt.detection import Divergence, measure
-from lindt.engines.base import Engine, Kind, Reply, Task
-from lindt.environment.participation import choose_attackers
+from lindt.engines.base import Engine, Kind, Task
 from lindt.errors import PlanError
 from lindt.metrics import Metric, Scores, summarise
+from lindt.parties import attackers_of, check, counted_clients
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model, problem_for
 from lindt.recovery import Evidence, RecoveryState
-from lindt.weights import Buffers, join_buffers, read_buffers, read_w
+from lindt.replies import Refusal, stack
+from lindt.weights import Buffers, read_buffers, read_w
 
 
 @final
@@ -36,15 +35,6 @@ class RunState:
     w: Tensor
     buffers: Buffers
     recovery: RecoveryState
-
-
-@final
-@dataclass(frozen=True)
-class Refusal:
-    """An update that the server did not take."""
-
-    client: int
-    reason: str
 
 
 @final
@@ -67,9 +57,8 @@ def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) ->
     attackers = attackers_of(plan, len(clients))
     asked = env.participation.active(plan.seed_for("active", r), clients, attackers)  # C_r
     replies = engine.dispatch([_task("train", state, i, r) for i in asked])
-    w_KP, sizes_K, buffers, answered, refused = stack(
-        replies, set(asked), r, state, wanted=env.participation.wanted(len(clients))
-    )
+    wanted = env.participation.wanted(len(clients))  # K
+    w_KP, sizes_K, buffers, answered, refused = stack(replies, set(asked), r, state.w, state.buffers, wanted)
     if answered:
         updates_KP = env.privacy.clip(w_KP - state.w)
         noise_P = env.privacy.noise(state.w, plan.seed_for("noise", r))
@@ -154,88 +143,6 @@ def evaluate(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> S
         alphas=alphas,
         notes=[reply.notes for reply in replies if reply.notes],
     )
-
-
-def stack(
-    replies: Iterable[Reply], asked: set[int], round: int, state: RunState, wanted: int
-) -> tuple[Tensor, Tensor, Buffers, list[int], tuple[Refusal, ...]]:
-    """The first `wanted` valid updates, by client id and not by arrival; the others are refused by name."""
-    taken: dict[int, Reply] = {}
-    refused: list[Refusal] = []
-    for reply in replies:
-        reason = _fault(reply, asked - taken.keys(), round, state)
-        if reason:
-            refused.append(Refusal(reply.client, reason))
-        else:
-            taken[reply.client] = reply
-            if len(taken) == wanted:
-                break
-    answered = sorted(taken)
-    valid = [taken[i] for i in answered]
-    w_KP = torch.stack([r.w for r in valid if r.w is not None]) if valid else state.w.new_empty(0, len(state.w))
-    sizes_K = torch.tensor([r.size for r in valid])
-    buffers = join_buffers([r.buffers for r in valid if r.buffers is not None]) if valid else state.buffers
-    return w_KP, sizes_K, buffers, answered, tuple(sorted(refused, key=lambda refusal: refusal.client))
-
-
-def _fault(reply: Reply, expected: set[int], round: int, state: RunState) -> str | None:
-    """Why an update cannot be taken, in words; None for a good one."""
-    if reply.client not in expected:
-        return "was not asked, or answered twice"
-    if reply.round != round:
-        return f"answers round {reply.round}"
-    if reply.w is None or reply.w.shape != state.w.shape:
-        found = "no weights" if reply.w is None else f"{reply.w.numel()} weights"
-        return f"{found} where the model has {state.w.numel()}"
-    if not torch.isfinite(reply.w).all():
-        return "NaN or infinity among the weights"
-    if not torch.isfinite(torch.linalg.vector_norm(reply.w - state.w)):
-        return "its update is too long to measure"
-    mine, theirs = state.buffers, reply.buffers
-    if theirs is None or theirs.floats_F.shape != mine.floats_F.shape or theirs.counts_I.shape != mine.counts_I.shape:
-        return "its buffers do not fit the model"
-    if not torch.isfinite(theirs.floats_F).all():
-        return "NaN or infinity among the buffers"
-    return None
-
-
-def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
-    return choose_attackers(plan.environment.threat.share, clients, plan.seed_for("attackers"))
-
-
-def backdoor_of(plan: Plan, problem: Problem) -> Examples | None:
-    """What the attackers hold in common."""
-    threat = plan.environment.threat
-    return threat.pool(pool([train for train, _ in problem.data])) if threat.share else None
-
-
-def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
-    """Whose local scores and gains count."""
-    left_out = attackers_of(plan, len(clients)) if plan.scoring.attackers == "left out" else frozenset()
-    return frozenset(clients) - left_out
-
-
-def check(plan: Plan, problem: Problem) -> None:
-    """What only the data can tell: K against N, weights against clients, labels against the threat."""
-    N = len(problem.data)
-    try:
-        plan.environment.participation.wanted(N)
-    except PlanError as error:
-        raise error.within("environment.participation") from None
-    adaptation = plan.method.adaptation
-    if isinstance(adaptation, Choosy):
-        try:
-            adaptation.fits(first_model(problem, plan))
-        except PlanError as error:
-            raise error.within("method.adaptation") from None
-    backdoor_of(plan, problem)
-    weights, counted = plan.scoring.weights, counted_clients(plan, range(N))
-    if weights and len(weights) != N:
-        raise PlanError("scoring.weights", weights, f"give one weight for each of {N} clients")
-    if weights and not any(weights[i] for i in counted):
-        raise PlanError("scoring.weights", weights, f"give a weight above 0 to one of the clients {sorted(counted)}")
-    if not counted:
-        raise PlanError("environment.threat.share", plan.environment.threat.share, "leave a client that is benign")
 
 
 def _task(kind: Kind, state: RunState, client: int, round: int) -> Task:

@@ -9,8 +9,9 @@ from lindt.aggregators import Bounded
 from lindt.detection import is_negative
 from lindt.environment.budget import budget
 from lindt.environment.privacy import Gaussian
-from lindt.federation import RoundResult, attackers_of
+from lindt.federation import RoundResult
 from lindt.metrics import Metric, Scores
+from lindt.parties import attackers_of
 from lindt.plan import Plan
 from lindt.problem import Problem
 

@@ -16,7 +16,8 @@ from typing import Any, final
 
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
-from lindt.federation import RoundResult, begin, check, federate, train_privately
+from lindt.federation import RoundResult, begin, federate, train_privately
+from lindt.parties import check
 from lindt.plan import Plan
 from lindt.problem import Problem, problem_for
 from lindt.records import about_run, summarise_run

@@ -18,8 +18,9 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.errors import PlanError, UserError
-from lindt.federation import RunState, attackers_of, begin, federate, play_round
+from lindt.federation import RunState, begin, federate, play_round
 from lindt.methods import FEDAVG, METHODS, Method
+from lindt.parties import attackers_of
 from lindt.plan import Alone, Plan, Scoring, Training
 from lindt.problem import Problem, problem_for
 from lindt.recovery import OnDetection, RecoveryState

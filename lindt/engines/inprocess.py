@@ -11,7 +11,7 @@ import torch
 from lindt.alone import Cache
 from lindt.client import Client, Place
 from lindt.engines.base import Reply, Task
-from lindt.federation import attackers_of, backdoor_of
+from lindt.parties import attackers_of, backdoor_of
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
 from lindt.versions import InFolder, InMemory, Versions, forget_after
