@@ -2,39 +2,44 @@
 
     lindt run --task examples.own_task:problem
 
-Twelve clients draw scikit-learn's two moons, each turned by its own angle. All hold both classes in equal
-parts, and still no single model can serve them all: what is class 0 for one is class 1 for another. The
-labels show no skew, the weights do.
+Twelve clients read digits. Six of them use another code book: what the others call 0 they call 9, and so on.
+Every client holds all ten classes in like parts, so that no label count shows what is wrong; but no single
+model can be right for both camps. The weights show it, and each client's own model mends it.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
-from sklearn.datasets import make_moons
-from torch import Tensor, nn
+from sklearn.datasets import load_digits
+from torch import nn
 
 import lindt
 
 CLIENTS = 12
-
-
-def moons(client: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Two moons around the origin, turned by client / CLIENTS of a full circle."""
-    x, y = make_moons(samples, noise=0.2, random_state=seed)
-    angle = 2 * math.pi * client / CLIENTS
-    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-    x = torch.as_tensor(x, dtype=torch.float32) - torch.tensor([0.5, 0.25])
-    return x @ turn.T, torch.as_tensor(y)
+TRAIN = 75  # samples a client; the rest of its share is its test data
 
 
 def model() -> nn.Module:
-    """Attach points of a plain nn.Sequential are found by themselves: after each activation here."""
-    return nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
+    """The attach points of a plain nn.Sequential are found by themselves: here after each ReLU."""
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def problem() -> lindt.Problem:
     """One (train, test) pair a client; cross-entropy and accuracy are the defaults."""
-    clients = [(moons(i, 60, seed=2 * i), moons(i, 200, seed=2 * i + 1)) for i in range(CLIENTS)]
-    return lindt.Problem(clients, model, class_names=("upper", "lower"))
+    return lindt.Problem(clients(camps=2), model, class_names=tuple("0123456789"))
+
+
+def healthy() -> lindt.Problem:
+    """The control: the same clients with one code book."""
+    return lindt.Problem(clients(camps=1), model, class_names=tuple("0123456789"))
+
+
+def clients(camps: int) -> list[tuple[object, object]]:
+    x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
+    x = ((x - x.mean()) / x.std()).float()
+    rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    pairs: list[tuple[object, object]] = []
+    for i, mine in enumerate(rows.chunk(CLIENTS)):
+        named = y[mine] if i % camps == 0 else 9 - y[mine]
+        pairs.append(((x[mine[:TRAIN]], named[:TRAIN]), (x[mine[TRAIN:]], named[TRAIN:])))
+    return pairs

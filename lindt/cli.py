@@ -28,7 +28,9 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="The data a plan allocates to its clients.")
 app.add_typer(data_app, name="data")
 
-PlanName = Annotated[str, typer.Argument(metavar="[PLAN]", help="A preset or a TOML file.", show_default=True)]
+PlanName = Annotated[
+    str, typer.Argument(metavar="[PLAN]", help=f"A TOML file, or one of {', '.join(presets.names())}.")
+]
 Sets = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the plan; may be repeated.")
 ]
@@ -45,7 +47,9 @@ ALL_METHODS = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm"
 
 @app.command()
 def run(
-    plan: Annotated[str | None, typer.Argument(metavar="[PLAN]", help="A preset or a TOML file; see below.")] = None,
+    plan: Annotated[
+        str | None, typer.Argument(metavar="[PLAN]", help=f"A TOML file, or one of {', '.join(presets.names())}.")
+    ] = None,
     rounds: Rounds = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-seedN.")] = None,

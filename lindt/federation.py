@@ -60,10 +60,11 @@ def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) ->
     wanted = env.participation.wanted(len(clients))  # K
     w_KP, sizes_K, buffers, answered, refused = stack(replies, set(asked), r, state.w, state.buffers, wanted)
     if answered:
-        updates_KP = env.privacy.clip(w_KP - state.w)
+        updates_KP = w_KP - state.w
+        clipped_KP = env.privacy.clip(updates_KP)
         noise_P = env.privacy.noise(state.w, plan.seed_for("noise", r))
-        w = state.w + method.aggregator(updates_KP, sizes_K) + noise_P  # Eq. 4
-        seen = measure(w_KP, w, noise_P, updates_KP, env.privacy.clipped(w_KP - state.w))  # Eq. 5, 7
+        w = state.w + method.aggregator(clipped_KP, sizes_K) + noise_P  # Eq. 4
+        seen = measure(w_KP, w, noise_P, clipped_KP, env.privacy.clipped(updates_KP))  # Eq. 5, 7
     else:
         w, seen = state.w, None
     evidence = Evidence(r, seen, frozenset(answered), len(clients))
@@ -97,9 +98,8 @@ def federate(
     problem = problem or _problem(plan, clients, model, loss, metric)
     check(plan, problem)
     if engine is None:
-        from lindt.engines.inprocess import (
-            InProcess,
-        )  # it builds clients, which the protocols here know nothing of
+        # Only here: it builds clients, of which this file knows no more than the Engine protocol.
+        from lindt.engines.inprocess import InProcess
 
         engine = InProcess(plan, problem)
     state = state or begin(plan, problem)

@@ -74,5 +74,6 @@ def problem_for(plan: Plan) -> Problem:
 def allocate(plan: Plan, pools: Pools) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """The rows of each client, among the pool's training and test rows."""
     train_y, test_y = pools.y[pools.train].numpy(), pools.y[pools.test].numpy()
-    shares = plan.data.allocation.split(train_y, test_y, plan.data.clients, plan.seed)
+    roles = None if pools.roles is None else (pools.roles[pools.train].numpy(), pools.roles[pools.test].numpy())
+    shares = plan.data.allocation.split(train_y, test_y, plan.data.clients, plan.seed, roles)
     return [(torch.as_tensor(share.train), torch.as_tensor(share.test)) for share in shares]

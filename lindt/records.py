@@ -81,14 +81,15 @@ def summarise_run(plan: Plan, lines: list[dict[str, Any]], clients: int, metric:
     """summary.json: the mean over the last scored rounds, as the paper reports it, and the verdicts."""
     scored = [line["scores"] for line in lines if line["scores"]]
     last = scored[-plan.scoring.last :]
+    end = last[-1] if last else {"clients": ()}  # nobody answered when asked how it fares
     names = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
     betas = [scores["beta"] for scores in scored if scores["beta"] is not None]
     return {
         "rounds": len(lines),
         "scored_rounds": len(last),
         **{name: _mean([scores[name] for scores in last]) for name in names},
-        **{name: last[-1][name] for name in ("harmed", "clearly_harmed", "ties")},
-        "counted_clients": len(last[-1]["clients"]),
+        **{name: end.get(name) for name in ("harmed", "clearly_harmed", "ties")},
+        "counted_clients": len(end["clients"]),
         "negative": is_negative(betas, plan.scoring.last) if betas else None,
         "detected_at": [b["round"] for a, b in _pairs(lines) if b["detections"] > a["detections"]],
         "stopped_at": [b["round"] for a, b in _pairs(lines) if a["flag"] and not b["flag"]],

@@ -32,13 +32,13 @@ def stack(
     taken: dict[int, Reply] = {}
     refused: list[Refusal] = []
     for reply in replies:
+        if len(taken) == wanted:
+            continue  # too late: it was asked in case others would not answer
         reason = _fault(reply, asked - taken.keys(), round, w, buffers)
         if reason:
             refused.append(Refusal(reply.client, reason))
         else:
             taken[reply.client] = reply
-            if len(taken) == wanted:
-                break
     answered = sorted(taken)
     valid = [taken[i] for i in answered]
     w_KP = torch.stack([r.w for r in valid if r.w is not None]) if valid else w.new_empty(0, len(w))

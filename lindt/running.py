@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
+import torch
+
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
 from lindt.federation import RoundResult, begin, federate, train_privately
@@ -82,12 +84,13 @@ def run_plan(
         return
     if store and store.about.get("task") != task:
         raise UserError(f"{folder} was run with --task {store.about.get('task')}; give the same to resume it")
+    check_device(device)
     problem = load_task(task) if task else problem_for(plan)
     check(plan, problem)
     store = store or Store.create(folder, plan, about_run(plan, problem, task))
     with store.locked():
         engine = InProcess(plan, problem, run=store.run, folder=store.private, cache=cache, device=device)
-        saved = store.resume(plan) if exists else None
+        saved = store.resume() if exists else None
         state = saved or begin(plan, problem, store.run)
         engine.forget_after(state.round)
         yield Started(store, plan, len(problem.data), state.round)
@@ -102,6 +105,13 @@ def run_plan(
         summary = summarise_run(plan, store.rounds(), len(problem.data), problem.metric_for(plan))
         store.finish(summary)
     yield Ended(store, summary)
+
+
+def check_device(name: str) -> None:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine or this build of torch has none; use cpu")
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"--device {name}: choose among cpu, cuda")
 
 
 def _same_plan(plan: Plan | None, store: Store | None) -> Plan:

@@ -96,7 +96,7 @@ class Store:
         _append(self.folder / "timing.jsonl", _json({"round": result.round, "seconds": round(seconds, 4)}) + b"\n")
         save_checkpoint(self.folder / "checkpoint", state)
 
-    def resume(self, plan: Plan) -> RunState | None:
+    def resume(self) -> RunState | None:
         """The last checkpoint, with later lines cut off; None where no round has ended yet."""
         state = load_checkpoint(self.folder / "checkpoint", self.run)
         done = state.round if state else 0

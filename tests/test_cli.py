@@ -104,6 +104,8 @@ MISTAKES = [
     (["run", "--set", "environment.threat.relabel=[[44,1]]"], "environment.threat.relabel"),
     (["run", "nowhere.toml"], "plan 'nowhere.toml': No such file"),
     (["run", "--engine", "warp"], "--engine warp"),
+    (["run", "--device", "tpu"], "--device tpu: choose among cpu, cuda"),
+    (["run", "--set", "data.allocation.kind=roles"], "role"),
     (["run", "--out", "/proc/no/run"], "cannot be written"),
     (["run", "--task", "nothing"], "package.module:function"),
     (["compare", "--methods", "fedsgd"], "--methods fedsgd: choose among"),

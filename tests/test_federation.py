@@ -311,3 +311,12 @@ def test_begin_is_the_same_for_every_method() -> None:
     problem = problem_for(plan)
     first = [begin(replace(plan, method=method), problem).w for method in METHODS.values()]
     assert all(torch.equal(first[0], w) for w in first)
+
+
+def test_those_who_come_too_late_have_trained_for_nothing() -> None:
+    env = Environment(Sampled(active_clients=2, over_select=1))
+    plan, problem = one_weight(environment=env)
+    ((state, result),) = federate(plan, problem=problem)
+    (late,) = set(result.asked) - set(result.answered)
+    assert late == result.asked[2]  # the drawn order is the order of arrival
+    assert state.w.tolist() == pytest.approx([sum(0.2 * i for i in result.answered) / 2])

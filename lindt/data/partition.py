@@ -159,7 +159,7 @@ class Roles:
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
     ) -> list[Share]:
         if roles is None:
-            raise UserError("partition Roles: the data name no role for a row; choose another partition")
+            raise PlanError("kind", "roles", "the data name no role for a row; choose another partition")
         given, needed = [len(ids) for ids in roles], [len(train_labels_n), len(test_labels_n)]
         if given != needed:
             raise UserError(f"partition Roles: {given} train and test rows have roles; give one each for {needed}")

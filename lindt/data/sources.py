@@ -24,6 +24,7 @@ class Pools:
     test: Tensor
     classes: int
     class_names: tuple[str, ...]
+    roles: Tensor | None = None  # whose sample each row is by nature, where the source knows
 
 
 def digits(test_share: float, seed: int) -> Pools:

@@ -25,10 +25,10 @@ class Participation(Protocol):
 @final
 @dataclass(frozen=True)
 class Sampled:
-    """K of N drawn anew each round: K = `active`, or floor(`rate` * N). Of them round(share * K) attack.
+    """K of N drawn anew each round: K = `active_clients`, or floor(`rate` * N). Of them round(share * K) attack.
 
     `over_select` asks that many more and takes the first K answers, as real servers do; in a simulation the
-    order of arrival is the drawn order, and those who come too late do not train.
+    order of arrival is the drawn order, and those who come too late have trained for nothing.
     """
 
     rate: float = 0.1
