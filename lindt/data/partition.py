@@ -29,7 +29,7 @@ from lindt.data.shares import (
     occurring,
     owners,
 )
-from lindt.errors import UserError, require
+from lindt.errors import PlanError, UserError, require
 
 ByRole = tuple[IntArray, IntArray] | None  # the role of every train row, the role of every test row
 
