@@ -1,10 +1,11 @@
 """Data and a model of your own, for the command line: a function that returns a lindt.Problem.
 
-    lindt run --task examples.own_task:problem
+    lindt run --task examples.own_task:problem --rounds 80 --set method.recovery.epsilon=0.4
 
 Twelve clients read digits. Six of them use another code book: what the others call 0 they call 9, and so on.
 Every client holds all ten classes in like parts, so that no label count shows what is wrong; but no single
-model can be right for both camps. The weights show it, and each client's own model mends it.
+model can be right for both camps. The weights show it, and each client's own model mends it. The threshold lies
+above what `healthy` shows, the same federation with one code book: docs/choosing-epsilon.md.
 """
 
 from __future__ import annotations

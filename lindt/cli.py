@@ -39,6 +39,7 @@ Rounds = Annotated[int | None, typer.Option(help="The plan's number of rounds.")
 Json = Annotated[bool, typer.Option("--json", help="JSON lines for machines instead of text for people.")]
 Device = Annotated[str, typer.Option(help="Where models train: cpu or cuda.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; start it where there is none.")]
+Engine = Annotated[str, typer.Option(help="inprocess, processes (one worker a core), or auto: whichever pays.")]
 Task = Annotated[
     str | None, typer.Option(help="Your own data and model: package.module:function returning a lindt.Problem.")
 ]
@@ -53,7 +54,7 @@ def run(
     rounds: Rounds = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-seedN.")] = None,
-    engine: Annotated[str, typer.Option(help="What carries tasks to clients: inprocess.")] = "inprocess",
+    engine: Engine = "auto",
     device: Device = "cpu",
     resume: Resume = False,
     task: Task = None,
@@ -77,15 +78,14 @@ def run(
 
     `lindt run --out runs/noisy --resume`
     """
-    from lindt.report.sessions import play
+    from lindt.report.sessions import Session, play
 
-    if engine != "inprocess":
-        raise UserError(f"--engine {engine}: choose among inprocess")
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
     resolved = presets.resolve(plan or ("own-task" if task else presets.DEFAULT), sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
     kept = resume and not named and (folder / "plan.toml").exists()
-    play([(resolved.name, None if kept else resolved, folder)], _console(as_json), as_json, resume, device, task)
+    session = Session(_console(as_json), as_json, resume, engine, device, task)
+    play(session, [(resolved.name, None if kept else resolved, folder)])
 
 
 @app.command()
@@ -95,6 +95,7 @@ def compare(
     rounds: Rounds = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="A folder of runs; by default runs/NAME-seedN-compared.")] = None,
+    engine: Engine = "auto",
     device: Device = "cpu",
     resume: Resume = False,
     task: Task = None,
@@ -107,12 +108,12 @@ def compare(
 
     `lindt compare digits-nfl --methods fedavg,apfl,lindt --rounds 40`
     """
-    from lindt.report.sessions import compare_methods
+    from lindt.report.sessions import Session, compare_methods
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     base = presets.resolve(plan, sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
-    compare_methods(base, names, folder, _console(as_json), as_json, resume, device, task)
+    compare_methods(Session(_console(as_json), as_json, resume, engine, device, task), base, names, folder)
 
 
 @app.command()
@@ -124,12 +125,11 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """The main job of `make run`: NFL under FedAvg, detected and mended; beside it the healthy control."""
-    from lindt.report.sessions import demonstrate
+    from lindt.report.sessions import Session, demonstrate
 
     free = (Path("runs") / f"demo-{n}" for n in itertools.count(1))
-    demonstrate(
-        out or next(folder for folder in free if not folder.exists()), seed, rounds, _console(as_json), as_json, resume
-    )
+    folder = out or next(folder for folder in free if not folder.exists())
+    demonstrate(Session(_console(as_json), as_json, resume), folder, seed, rounds)
 
 
 @app.command()
@@ -158,10 +158,11 @@ def describe(
     as_json: Json = False,
 ) -> None:
     """Print the clients' sizes and draw the label distribution per client."""
-    from lindt.report.sessions import describe_data
+    from lindt.report.sessions import Session, describe_data
 
     resolved = presets.resolve(plan, sets, seed=seed)
-    describe_data(resolved, out or Path(f"{resolved.name}-labels.png"), _console(as_json), as_json, task)
+    picture = out or Path(f"{resolved.name}-labels.png")
+    describe_data(Session(_console(as_json), as_json, task=task), resolved, picture)
 
 
 @app.command()

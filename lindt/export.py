@@ -19,8 +19,8 @@ from lindt.disk import write_whole
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
 from lindt.problem import problem_for
-from lindt.running import load_task
 from lindt.store import Store
+from lindt.tasks import load_task
 
 
 class _Predicting(nn.Module):

@@ -5,9 +5,7 @@ Events, not callbacks: the command line draws them, tests take a slice, scripts 
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,14 +14,15 @@ from typing import Any, final
 
 import torch
 
-from lindt.engines.inprocess import InProcess
+from lindt.engines.choice import choose_engine
 from lindt.errors import UserError
 from lindt.federation import RoundResult, begin, federate, train_privately
 from lindt.parties import check
 from lindt.plan import Plan
-from lindt.problem import Problem, problem_for
+from lindt.problem import problem_for
 from lindt.records import about_run, summarise_run
 from lindt.store import Store
+from lindt.tasks import load_task
 
 
 @final
@@ -70,6 +69,7 @@ def run_plan(
     *,
     task: str | None = None,
     resume: bool = False,
+    engine: str = "auto",
     device: str = "cpu",
     cache: Path | None = None,
 ) -> Iterator[Event]:
@@ -89,19 +89,24 @@ def run_plan(
     check(plan, problem)
     store = store or Store.create(folder, plan, about_run(plan, problem, task))
     with store.locked():
-        engine = InProcess(plan, problem, run=store.run, folder=store.private, cache=cache, device=device)
-        saved = store.resume() if exists else None
-        state = saved or begin(plan, problem, store.run)
-        engine.forget_after(state.round)
-        yield Started(store, plan, len(problem.data), state.round)
-        for client in train_privately(plan, engine, state):
-            yield TrainedAlone(client, len(problem.data))
-        clock = time.perf_counter()
-        for after, result in federate(plan, problem=problem, engine=engine, state=state):
-            now = time.perf_counter()
-            store.append(after, result, now - clock)
-            clock = now
-            yield Played(result)
+        carrier = choose_engine(
+            engine, plan, problem, task=task, run=store.run, folder=store.private, cache=cache, device=device
+        )
+        try:
+            saved = store.resume() if exists else None
+            state = saved or begin(plan, problem, store.run)
+            carrier.forget_after(state.round)
+            yield Started(store, plan, len(problem.data), state.round)
+            for client in train_privately(plan, carrier, state):
+                yield TrainedAlone(client, len(problem.data))
+            clock = time.perf_counter()
+            for after, result in federate(plan, problem=problem, engine=carrier, state=state):
+                now = time.perf_counter()
+                store.append(after, result, now - clock)
+                clock = now
+                yield Played(result)
+        finally:
+            carrier.close()
         summary = summarise_run(plan, store.rounds(), len(problem.data), problem.metric_for(plan))
         store.finish(summary)
     yield Ended(store, summary)
@@ -123,23 +128,3 @@ def _same_plan(plan: Plan | None, store: Store | None) -> Plan:
     if plan is not None and plan != kept:
         raise UserError(f"{store.folder} holds a run of another plan; resume it without one, or name another --out")
     return kept
-
-
-def load_task(name: str) -> Problem:
-    """`package.module:function`, the user's own code: it comes from the command line, never from a plan."""
-    module, colon, function = name.partition(":")
-    if not colon or not module or not function:
-        raise UserError(f"--task {name}: write it as package.module:function")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
-        raise UserError(f"--task {name}: {error}; run it from the folder that holds the module") from None
-    except AttributeError:
-        raise UserError(f"--task {name}: {module} has no {function}") from None
-    finally:
-        sys.path.pop(0)
-    problem = found()
-    if not isinstance(problem, Problem):
-        raise UserError(f"--task {name}: it returned a {type(problem).__name__}; return a lindt.Problem")
-    return problem

@@ -21,7 +21,7 @@ LAYERS = [
     {"methods"},
     {"plan"},
     {"problem", "engines.base"},
-    {"parties", "replies", "versions", "alone"},
+    {"parties", "replies", "versions", "alone", "tasks"},
     {"federation"},
     {"client", "checkpoint", "records", "references", "planfile"},
     {"engines", "store"},

@@ -184,7 +184,7 @@ def test_the_flags_are_frozen() -> None:
         ["--rounds", "--seed", "--out", "--engine", "--device", "--resume", "--task", "--set", "--json"]
     )
     assert flags["compare"] == sorted(
-        ["--methods", "--rounds", "--seed", "--out", "--device", "--resume", "--task", "--set", "--json"]
+        ["--methods", "--rounds", "--seed", "--out", "--engine", "--device", "--resume", "--task", "--set", "--json"]
     )
     assert flags["export"] == sorted(["--client", "-o", "--out", "--task", "--json"])
     assert set(commands) == {"run", "compare", "demo", "methods", "export", "data"}

@@ -11,8 +11,9 @@ from worlds import tiny, tiny_runtime
 
 from lindt.errors import UserError
 from lindt.plan import Plan
-from lindt.running import Ended, Played, Started, TrainedAlone, load_task, run_plan
+from lindt.running import Ended, Played, Started, TrainedAlone, run_plan
 from lindt.store import Store
+from lindt.tasks import load_task
 
 FILES = {"plan.toml", "run.json", "rounds.jsonl", "timing.jsonl", "summary.json", "checkpoint", "private", "lock"}
 

@@ -1,0 +1,1 @@
+"""Transports: what carries tasks to clients and brings their replies."""

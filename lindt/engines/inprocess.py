@@ -53,6 +53,9 @@ class InProcess:
         for task in tasks:
             yield self.clients[task.client].handle(task)
 
+    def close(self) -> None:
+        """Nothing to stop: everything is in this process."""
+
     def forget_after(self, round: int) -> None:
         for client in self.clients:
             forget_after(self.versions, client.id, round)

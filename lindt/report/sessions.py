@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 from rich.console import Console
 from rich.table import Table
@@ -22,34 +22,53 @@ from lindt.references import centralized
 from lindt.report import words
 from lindt.report.console import Narrator
 from lindt.report.tables import comparison
-from lindt.running import Ended, Played, cache_folder, load_task, run_plan
+from lindt.running import Ended, Played, cache_folder, run_plan
+from lindt.tasks import load_task
 
 Job = tuple[str, Plan | None, Path]
 
 
-def play(
-    jobs: Sequence[Job], console: Console, as_json: bool, resume: bool, device: str, task: str | None
-) -> list[tuple[str, dict[str, Any]]]:
+@final
+@dataclass(frozen=True)
+class Session:
+    """How a command was called: where it speaks, and what its flags say."""
+
+    console: Console
+    as_json: bool = False
+    resume: bool = False
+    engine: str = "auto"
+    device: str = "cpu"
+    task: str | None = None
+
+    def say(self, text: str) -> None:
+        if not self.as_json:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+
+def play(session: Session, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any]]]:
     """Run jobs one after the other; returns each one's summary. Ctrl-C says how to go on."""
     found: list[tuple[str, dict[str, Any]]] = []
     for label, plan, folder in jobs:
         try:
-            found.append((label, _play_one(label, plan, folder, console, as_json, resume, device, task)))
+            found.append((label, _play_one(session, label, plan, folder)))
         except KeyboardInterrupt:
-            console.print(f"stopped; what was played is kept in {folder}: the same command with --resume goes on",
-                          highlight=False, soft_wrap=True)  # fmt: skip
+            session.say(f"stopped; what was played is kept in {folder}: the same command with --resume goes on")
             sys.exit(130)
     return found
 
 
-def _play_one(
-    label: str, plan: Plan | None, folder: Path, console: Console, as_json: bool, resume: bool, device: str,
-    task: str | None,
-) -> dict[str, Any]:  # fmt: skip
-    narrator = Narrator(console, label)
-    events = run_plan(plan, folder, task=task, resume=resume, device=device, cache=cache_folder())
+def _play_one(session: Session, label: str, plan: Plan | None, folder: Path) -> dict[str, Any]:
+    events = run_plan(
+        plan,
+        folder,
+        task=session.task,
+        resume=session.resume,
+        engine=session.engine,
+        device=session.device,
+        cache=cache_folder(),
+    )
     summary: dict[str, Any] = {}
-    if as_json:
+    if session.as_json:
         for event in events:
             if isinstance(event, Played):
                 _line({"event": "round", "run": label, **round_line(event.result)})
@@ -57,66 +76,63 @@ def _play_one(
                 summary = event.summary
                 _line({"event": "end", "run": label, "folder": str(folder), **summary})
         return summary
-    with narrator.watching():
+    with Narrator(session.console, label).watching() as narrator:
         for event in events:
             narrator.see(event, round_line(event.result) if isinstance(event, Played) else None)
             if isinstance(event, Ended):
                 summary = event.summary
-    console.print(f"[bold]{label}[/]: {words.ended(summary, summary['counted_clients'])}", highlight=False)
-    console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
-    console.print(f"  {folder}", highlight=False, soft_wrap=True)
+    session.console.print(f"[bold]{label}[/]: {words.ended(summary, summary['counted_clients'])}", highlight=False)
+    session.console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
+    session.say(f"  {folder}")
     return summary
 
 
-def compare_methods(
-    base: Plan, names: Sequence[str], folder: Path, console: Console, as_json: bool, resume: bool, device: str,
-    task: str | None,
-) -> None:  # fmt: skip
+def compare_methods(session: Session, base: Plan, names: Sequence[str], folder: Path) -> None:
     for name in names:
         if name not in METHODS:
             raise UserError(f"--methods {name}: choose among {', '.join(METHODS)}")
     if not names:
         raise UserError(f"--methods names none; choose among {', '.join(METHODS)}")
-    plans = {name: replace(base, method=METHODS[name]) for name in names}
-    jobs: list[Job] = [(name, plan, folder / name) for name, plan in plans.items()]
-    rows = play(jobs, console, as_json, resume, device, task)
-    pooled = centralized(base, load_task(task) if task else problem_for(base), device, cache_folder())
-    rows.append(("alone", {"local": rows[0][1]["private"]}))
-    rows.append(("centralized", {"central": pooled}))
-    if as_json:
-        _line({"event": "reference", "alone": rows[0][1]["private"], "centralized": pooled})
+    jobs: list[Job] = [(name, replace(base, method=METHODS[name]), folder / name) for name in names]
+    rows = play(session, jobs)
+    problem = load_task(session.task) if session.task else problem_for(base)
+    pooled = centralized(base, problem, session.device, cache_folder())
+    alone = rows[0][1]["private"]
+    if session.as_json:
+        _line({"event": "reference", "alone": alone, "centralized": pooled})
         return
-    console.print(comparison(rows, f"{base.name}, {base.rounds} rounds, seed {base.seed}"))
-    console.print(f"runs in {folder}", highlight=False, soft_wrap=True)
+    rows += [("alone", {"local": alone}), ("centralized", {"central": pooled})]
+    session.console.print(comparison(rows, f"{base.name}, {base.rounds} rounds, seed {base.seed}"))
+    session.say(f"runs in {folder}")
 
 
-def demonstrate(out: Path, seed: int | None, rounds: int | None, console: Console, as_json: bool, resume: bool) -> None:
+def demonstrate(session: Session, out: Path, seed: int | None, rounds: int | None) -> None:
     nfl = presets.resolve("digits-nfl", seed=seed, rounds=rounds)
     control = presets.resolve("digits-control", seed=seed, rounds=rounds)
     fedavg = replace(nfl, method=replace(nfl.method, adaptation=METHODS["fedavg"].adaptation))
-    if not as_json:
-        console.print(
-            "Twenty clients learn to read digits. Each holds two or three of the ten digits, a quarter attack, noise "
-            "protects\nprivacy, and four answer a round. Is the shared model worth it to each of them?",
-            highlight=False, soft_wrap=True)  # fmt: skip
+    session.say(
+        "Twenty clients learn to read digits. Each holds three or five of the ten digits, a quarter attack, noise "
+        "protects\nprivacy, and four answer a round. Is the shared model worth it to each of them?"
+    )
     jobs: list[Job] = [
         ("FedAvg", fedavg, out / "fedavg"),
         ("detect and recover", nfl, out / "recovered"),
         ("healthy control", control, out / "control"),
     ]
-    rows = play(jobs, console, as_json, resume, "cpu", None)
-    if not as_json:
-        console.print(comparison(rows, f"digits, {nfl.rounds} rounds, seed {nfl.seed}: accuracy in percent"))
-        console.print(f"runs in {out}", highlight=False, soft_wrap=True)
+    rows = play(session, jobs)
+    if not session.as_json:
+        title = f"digits, {nfl.rounds} rounds, seed {nfl.seed}: accuracy in percent"
+        session.console.print(comparison(rows, title))
+        session.say(f"runs in {out}")
 
 
-def describe_data(plan: Plan, picture: Path, console: Console, as_json: bool, task: str | None) -> None:
+def describe_data(session: Session, plan: Plan, picture: Path) -> None:
     import numpy as np
 
     from lindt.report.labels import draw_labels
 
-    problem = load_task(task) if task else problem_for(plan)
-    about = about_run(plan, problem, task)
+    problem = load_task(session.task) if session.task else problem_for(plan)
+    about = about_run(plan, problem, session.task)
     clients = about["clients"]
     classes = max(len(about["class_names"]), 1 + max(int(label) for one in clients for label in one["labels"]))
     counts = np.zeros((len(clients), classes), dtype=np.int64)
@@ -125,20 +141,20 @@ def describe_data(plan: Plan, picture: Path, console: Console, as_json: bool, ta
             counts[one["client"], int(label)] = count
     attackers = frozenset(one["client"] for one in clients if one["attacker"])
     draw_labels(counts, picture, about["class_names"] or None, attackers=attackers)
-    if as_json:
+    if session.as_json:
         _line({"picture": str(picture), "clients": clients})
         return
     sizes = np.array([one["train"] + one["test"] for one in clients])
-    table = Table(title=f"{plan.name}, seed {plan.seed}: {len(clients)} clients, {sizes.mean():.0f} samples each "
-                  f"(std {sizes.std():.0f})", title_justify="left")  # fmt: skip
+    amount = f"{len(clients)} clients, {sizes.mean():.0f} samples each (std {sizes.std():.0f})"
+    table = Table(title=f"{plan.name}, seed {plan.seed}: {amount}", title_justify="left")
     for name in ("client", "train", "test", "labels", ""):
         table.add_column(name, justify="right" if name in ("client", "train", "test") else "left")
     for one in clients:
         labels = " ".join(f"{_name(about, label)}:{count}" for label, count in one["labels"].items())
         row = (str(one["client"]), str(one["train"]), str(one["test"]), labels, "attacker" if one["attacker"] else "")
         table.add_row(*row)
-    console.print(table)
-    console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
+    session.console.print(table)
+    session.say(f"picture: {picture}")
 
 
 def _name(about: dict[str, Any], label: str) -> str:

@@ -1,0 +1,45 @@
+"""Which engine carries a run: worker processes where they pay, one process for small work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lindt.engines.inprocess import InProcess
+from lindt.engines.processes import Processes
+from lindt.errors import UserError
+from lindt.models import parameters_of
+from lindt.plan import Plan
+from lindt.problem import Problem, first_model
+
+ENGINES = ("auto", "inprocess", "processes")
+
+# Parameters times samples times rounds: a worker's start costs seconds, which about this much training takes.
+WORTH_IT = 1e10
+
+
+def choose_engine(
+    name: str,
+    plan: Plan,
+    problem: Problem,
+    *,
+    task: str | None,
+    run: str,
+    folder: Path,
+    cache: Path | None,
+    device: str,
+) -> InProcess | Processes:
+    if name not in ENGINES:
+        raise UserError(f"--engine {name}: choose among {', '.join(ENGINES)}")
+    if name == "processes" and plan.threads != 1:
+        raise UserError(f"--engine processes: its workers have one thread each, the plan asks for {plan.threads}")
+    if name == "processes" or (name == "auto" and plan.threads == 1 and device == "cpu" and worth_it(plan, problem)):
+        return Processes(plan, problem, task=task, run=run, folder=folder, cache=cache, device=device)
+    return InProcess(plan, problem, run=run, folder=folder, cache=cache, device=device)
+
+
+def worth_it(plan: Plan, problem: Problem) -> bool:
+    samples = sum(len(train) for train, _ in problem.data) / len(problem.data)
+    answers = plan.environment.participation.wanted(len(problem.data)) * plan.rounds
+    work = parameters_of(first_model(problem, plan)) * samples * answers * plan.training.epochs
+    return (os.cpu_count() or 1) > 1 and work > WORTH_IT

@@ -1,0 +1,173 @@
+"""The engine for all cores of one machine: one-thread workers that start once, when first needed.
+
+Bitwise the same as in-process with `threads = 1`. Big clients go first, so that no core waits long at a round's
+end; replies are handed on in the order they were asked for, so that nothing depends on who was faster.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import final
+
+from lindt.engines.base import Reply, Task
+from lindt.engines.wire import Line, SharedWeights, reply_of, shared_file, task_line
+from lindt.errors import UserError
+from lindt.parties import attackers_of
+from lindt.plan import Plan
+from lindt.planfile import to_dict
+from lindt.problem import Problem, first_model
+from lindt.versions import InFolder, forget_after
+from lindt.weights import read_buffers, read_w
+
+TRIES = 3  # of a task whose worker dies
+
+
+@final
+class _Worker:
+    """One process and the line to it."""
+
+    def __init__(self, setup: dict[str, object], shared: int) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "lindt.engines.worker", str(theirs.fileno()), str(shared)]
+        # The import path of this process, so that a --task found here is found there.
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(), shared), env=env)
+        theirs.close()
+        self.line = Line(ours)
+        self.line.send(setup)
+        self.ready = False
+        self.task: int | None = None  # the place of what it works on among the tasks
+
+    def stop(self) -> None:
+        self.line.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@final
+class Processes:
+    def __init__(
+        self,
+        plan: Plan,
+        problem: Problem,
+        *,
+        task: str | None = None,
+        run: str = "",
+        folder: Path | None = None,
+        cache: Path | None = None,
+        device: str = "cpu",
+        workers: int | None = None,
+    ) -> None:
+        self._aside = tempfile.TemporaryDirectory(prefix="lindt-")
+        aside = Path(self._aside.name)
+        folder, cache = folder or aside / "private", cache or aside / "cache"
+        model = first_model(problem, plan)
+        buffers = read_buffers(model)
+        shape = (read_w(model).numel(), buffers.floats_F.numel(), buffers.counts_I.numel())
+        self.count = workers or os.cpu_count() or 1
+        self._file = shared_file()
+        self.weights = SharedWeights(self._file.fileno(), *shape, self.count)
+        self._setup = {
+            "plan": to_dict(plan), "task": task, "run": run, "folder": str(folder.resolve()),
+            "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": self.count,
+        }  # fmt: skip
+        epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
+        hostile = attackers_of(plan, len(problem.data))
+        self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
+        self._versions = InFolder(folder, run)
+        self._workers: list[_Worker] = []
+        self._end = weakref.finalize(self, _stop, self._workers, self._file, self._aside)
+
+    def available(self) -> Sequence[int]:
+        return range(len(self._cost))
+
+    def forget_after(self, round: int) -> None:
+        for client in self.available():
+            forget_after(self._versions, client, round)
+
+    def close(self) -> None:
+        self._end()
+
+    def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        if not tasks:
+            return
+        self._start()
+        self.weights.put(0, tasks[0].w, tasks[0].buffers)
+        waiting = sorted(range(len(tasks)), key=lambda place: self._cost[tasks[place].client])  # popped from the end
+        done: dict[int, Reply] = {}
+        tries = [0] * len(tasks)
+        handed_on = 0
+        with selectors.DefaultSelector() as selector:
+            for index, worker in enumerate(self._workers):
+                selector.register(worker.line.connection, selectors.EVENT_READ, index)
+                if worker.ready:
+                    self._give(worker, waiting, tasks)
+            while handed_on < len(tasks):
+                for key, _ in selector.select():
+                    worker = self._workers[key.data]
+                    try:
+                        self._hear(worker, key.data, done)
+                    except EOFError:
+                        selector.unregister(worker.line.connection)
+                        worker = self._replace(key.data, waiting, tries)
+                        selector.register(worker.line.connection, selectors.EVENT_READ, key.data)
+                        continue
+                    self._give(worker, waiting, tasks)
+                while handed_on in done:
+                    yield done.pop(handed_on)
+                    handed_on += 1
+
+    def _start(self) -> None:
+        while len(self._workers) < self.count:
+            self._workers.append(_Worker(self._setup | {"slot": len(self._workers) + 1}, self._file.fileno()))
+
+    def _give(self, worker: _Worker, waiting: list[int], tasks: Sequence[Task]) -> None:
+        if waiting:
+            worker.task = waiting.pop()
+            with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
+                worker.line.send(task_line(tasks[worker.task]))
+
+    def _hear(self, worker: _Worker, index: int, done: dict[int, Reply]) -> None:
+        found = worker.line.receive()
+        if "error" in found:
+            raise UserError(found["error"])
+        if "failure" in found:
+            raise RuntimeError(f"a worker failed:\n{found['failure']}")
+        if "ready" in found:
+            worker.ready = True
+            return
+        assert worker.task is not None
+        w, buffers = self.weights.get(index + 1) if found["trained"] else (None, None)
+        done[worker.task] = reply_of(found, w, buffers)
+        worker.task = None
+
+    def _replace(self, index: int, waiting: list[int], tries: list[int]) -> _Worker:
+        """A worker died (out of memory, killed): another takes its place and its task."""
+        dead = self._workers[index]
+        dead.stop()
+        if dead.task is not None:
+            tries[dead.task] += 1
+            if tries[dead.task] >= TRIES:
+                raise RuntimeError(f"{TRIES} workers died one after the other on the same task")
+            waiting.append(dead.task)
+        elif not dead.ready:
+            raise RuntimeError("a worker died before it was ready; see its message above")
+        self._workers[index] = _Worker(self._setup | {"slot": index + 1}, self._file.fileno())
+        return self._workers[index]
+
+
+def _stop(workers: list[_Worker], file: object, aside: tempfile.TemporaryDirectory[str]) -> None:
+    for worker in workers:
+        worker.stop()
+    workers.clear()
+    file.close()  # type: ignore[attr-defined]
+    aside.cleanup()

@@ -1,0 +1,30 @@
+"""The user's own task, by name: `--task package.module:function`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from lindt.errors import UserError
+from lindt.problem import Problem
+
+
+def load_task(name: str) -> Problem:
+    """`package.module:function`, the user's own code: it comes from the command line, never from a plan."""
+    module, colon, function = name.partition(":")
+    if not colon or not module or not function:
+        raise UserError(f"--task {name}: write it as package.module:function")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        raise UserError(f"--task {name}: {error}; run it from the folder that holds the module") from None
+    except AttributeError:
+        raise UserError(f"--task {name}: {module} has no {function}") from None
+    finally:
+        sys.path.pop(0)
+    problem = found()
+    if not isinstance(problem, Problem):
+        raise UserError(f"--task {name}: it returned a {type(problem).__name__}; return a lindt.Problem")
+    return problem

@@ -1,0 +1,157 @@
+"""In-process and worker processes give the same bytes; workers come once, are replaced when they die, and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from worlds import tiny, tiny_runtime
+
+from lindt.engines.processes import Processes
+from lindt.errors import UserError
+from lindt.federation import federate
+from lindt.methods import METHODS
+from lindt.models import Lstm
+from lindt.plan import Plan
+from lindt.problem import problem_for
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "method", ["runtime", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fb", "apfl", "lindt-tm"))]
+)
+def test_processes_give_the_bytes_of_in_process(method: str) -> None:
+    plan = tiny_runtime() if method == "runtime" else replace(tiny_runtime(), method=METHODS[method])
+    problem = problem_for(plan)
+    engine = Processes(plan, problem, workers=2)
+    try:
+        there = list(federate(plan, problem=problem, engine=engine))
+    finally:
+        engine.close()
+    here = list(federate(plan, problem=problem))
+    for (a, x), (b, y) in zip(here, there, strict=True):
+        assert torch.equal(a.w, b.w)
+        assert x == y
+
+
+def test_workers_start_when_first_needed_stay_and_go() -> None:
+    plan = tiny()
+    problem = problem_for(plan)
+    engine = Processes(plan, problem, workers=2)
+    assert engine._workers == []
+    rounds = federate(plan, problem=problem, engine=engine)
+    next(rounds)
+    first = [worker.process.pid for worker in engine._workers]
+    list(rounds)
+    assert [worker.process.pid for worker in engine._workers] == first
+    engine.close()
+    assert not any(alive(pid) for pid in first)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_task_repeated() -> None:
+    plan = tiny_runtime()
+    problem = problem_for(plan)
+    straight = list(federate(plan, problem=problem))
+    engine = Processes(plan, problem, workers=2)
+    try:
+        found = []
+        for state, result in federate(plan, problem=problem, engine=engine):
+            found.append((state, result))
+            if result.round == 2:
+                os.kill(engine._workers[0].process.pid, signal.SIGKILL)
+    finally:
+        engine.close()
+    assert [r for _, r in found] == [r for _, r in straight]
+    assert torch.equal(found[-1][0].w, straight[-1][0].w)
+
+
+def test_a_mistake_in_a_worker_is_told_as_a_mistake() -> None:
+    plan = tiny()
+    engine = Processes(plan, problem_for(plan), task="no.such:thing", workers=1)
+    try:
+        with pytest.raises(UserError, match="No module named 'no'"):
+            list(federate(plan, engine=engine))
+    finally:
+        engine.close()
+
+
+def test_a_failure_in_a_worker_is_told_with_its_traceback() -> None:
+    plan: Plan = tiny(model=Lstm(hidden=4))  # characters, where the digits are pictures
+    engine = Processes(plan, problem_for(plan), workers=1)
+    try:
+        with pytest.raises(RuntimeError, match="a worker failed"):
+            list(federate(plan, engine=engine))
+    finally:
+        engine.close()
+
+
+def test_killed_outright_the_server_leaves_no_orphans(tmp_path: Path) -> None:
+    script = tmp_path / "serve.py"
+    script.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+        "from worlds import tiny\n"
+        "from lindt.engines.processes import Processes\n"
+        "from lindt.federation import federate\n"
+        "from lindt.problem import problem_for\n"
+        "plan = tiny(rounds=100000)\n"
+        "engine = Processes(plan, problem_for(plan), workers=2)\n"
+        "for state, result in federate(plan, engine=engine):\n"
+        "    if result.round == 1:\n"
+        "        print(*[worker.process.pid for worker in engine._workers], flush=True)\n"
+    )
+    server = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    workers = [int(pid) for pid in server.stdout.readline().split()]
+    assert len(workers) == 2
+    server.kill()
+    server.communicate()
+    deadline = time.monotonic() + 10
+    while any(alive(pid) for pid in workers):
+        assert time.monotonic() < deadline, "a worker outlived its server"
+        time.sleep(0.05)
+
+
+def test_small_work_stays_in_one_process_and_the_papers_work_does_not() -> None:
+    from lindt.data.partition import Iid
+    from lindt.engines.choice import worth_it
+    from lindt.models import Cnn
+    from lindt.plan import Data
+    from lindt.presets import resolve
+    from lindt.problem import Problem
+
+    small = resolve("digits-nfl")
+    assert not worth_it(small, problem_for(small))
+    if (os.cpu_count() or 1) > 1:
+        plan = replace(Plan(rounds=500, data=Data(allocation=Iid())))
+        data = (torch.zeros(500, 3, 32, 32), torch.zeros(500, dtype=torch.int64))
+        assert worth_it(plan, Problem([(data, data)] * 10, lambda: Cnn().build(10)))
+
+
+def test_a_resumed_run_may_change_its_engine(tmp_path: Path) -> None:
+    from itertools import islice
+
+    from lindt.running import run_plan
+
+    plan = tiny_runtime(rounds=5)
+    list(run_plan(plan, tmp_path / "straight"))
+    events = run_plan(plan, tmp_path / "run", engine="inprocess")
+    for _ in islice(events, 1 + 6 + 3):
+        pass
+    events.close()
+    list(run_plan(None, tmp_path / "run", engine="processes", resume=True))
+    assert (tmp_path / "run/rounds.jsonl").read_bytes() == (tmp_path / "straight/rounds.jsonl").read_bytes()
