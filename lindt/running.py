@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import torch
-
-from lindt.engines.choice import choose_engine
+from lindt.engines.choice import check_engine, choose_engine
 from lindt.errors import UserError
 from lindt.federation import RoundResult, begin, federate, train_privately
 from lindt.parties import check
@@ -84,7 +82,7 @@ def run_plan(
         return
     if store and store.about.get("task") != task:
         raise UserError(f"{folder} was run with --task {store.about.get('task')}; give the same to resume it")
-    check_device(device)
+    check_engine(engine, plan, device)
     problem = load_task(task) if task else problem_for(plan)
     check(plan, problem)
     store = store or Store.create(folder, plan, about_run(plan, problem, task))
@@ -110,13 +108,6 @@ def run_plan(
         summary = summarise_run(plan, store.rounds(), len(problem.data), problem.metric_for(plan))
         store.finish(summary)
     yield Ended(store, summary)
-
-
-def check_device(name: str) -> None:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: this machine or this build of torch has none; use cpu")
-    if name not in ("cpu", "cuda"):
-        raise UserError(f"--device {name}: choose among cpu, cuda")
 
 
 def _same_plan(plan: Plan | None, store: Store | None) -> Plan:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
 from lindt.engines.inprocess import InProcess
 from lindt.engines.processes import Processes
 from lindt.errors import UserError
@@ -18,6 +20,18 @@ ENGINES = ("auto", "inprocess", "processes")
 WORTH_IT = 1e10
 
 
+def check_engine(name: str, plan: Plan, device: str) -> None:
+    """Refuse what cannot carry the run, before anything is written."""
+    if name not in ENGINES:
+        raise UserError(f"--engine {name}: choose among {', '.join(ENGINES)}")
+    if name == "processes" and plan.threads != 1:
+        raise UserError(f"--engine processes: its workers have one thread each, the plan asks for {plan.threads}")
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"--device {device}: choose among cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine or this build of torch has none; use cpu")
+
+
 def choose_engine(
     name: str,
     plan: Plan,
@@ -29,10 +43,6 @@ def choose_engine(
     cache: Path | None,
     device: str,
 ) -> InProcess | Processes:
-    if name not in ENGINES:
-        raise UserError(f"--engine {name}: choose among {', '.join(ENGINES)}")
-    if name == "processes" and plan.threads != 1:
-        raise UserError(f"--engine processes: its workers have one thread each, the plan asks for {plan.threads}")
     if name == "processes" or (name == "auto" and plan.threads == 1 and device == "cpu" and worth_it(plan, problem)):
         return Processes(plan, problem, task=task, run=run, folder=folder, cache=cache, device=device)
     return InProcess(plan, problem, run=run, folder=folder, cache=cache, device=device)
