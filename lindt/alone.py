@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from lindt.adaptations.base import descend
 from lindt.data.examples import Batch, Examples, subset
 from lindt.disk import write_whole
-from lindt.fit import LocalWork, fit, forward_all, seeded
+from lindt.fit import LocalWork, at_work, fit, forward_all, seeded
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
 from lindt.seeds import seed_for
@@ -66,7 +66,7 @@ class Lesson:
 
     def _epochs(self, train: Examples, epochs: int) -> Iterator[tuple[int, nn.Module]]:
         """The model after each epoch, in evaluation mode; an epoch counts as a round for the rate's decay."""
-        model = first_model(self.problem, self.plan).to(self.device)
+        model = at_work(first_model(self.problem, self.plan), self.device)
         training, parameters, rate = self.plan.training, trainable(model), self.plan.training.rate
 
         def step(batch: Batch) -> None:

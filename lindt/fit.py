@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lindt.data.examples import Batch, Examples
 
@@ -42,6 +42,18 @@ class LocalWork:
             yield x, y
 
 
+def placed(x: Tensor, device: torch.device) -> Tensor:
+    """A batch where the model is; pictures with their channels last, which convolutions on a CPU run faster on."""
+    return x.to(device, memory_format=torch.channels_last) if x.dim() == 4 else x.to(device)
+
+
+def at_work(model: nn.Module, device: torch.device) -> nn.Module:
+    """A model where it trains, laid out as `placed` lays out its batches."""
+    images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    model = model.to(device)
+    return model.to(memory_format=torch.channels_last) if images else model  # type: ignore[call-overload,no-any-return]
+
+
 def fit(
     step: Callable[[Batch], None],
     work: LocalWork,
@@ -52,7 +64,7 @@ def fit(
     """Alg. 1, c4-c7. Yields after each epoch, so that the caller may stop."""
     for epoch in range(1, work.epochs + 1):
         for x, y in work.batches(batch, generator):
-            step((x.to(device), y.to(device)))
+            step((placed(x, device), y.to(device)))
         yield epoch
 
 
@@ -60,7 +72,7 @@ def fit(
 def forward_all(predict: Callable[[Tensor], Tensor], data: Examples, device: torch.device, batch: int = 128) -> Tensor:
     """The outputs for all samples of a client, in order."""
     rows = torch.arange(len(data))
-    return torch.cat([predict(data.take(chunk)[0].to(device)) for chunk in rows.split(batch)])
+    return torch.cat([predict(placed(data.take(chunk)[0], device)) for chunk in rows.split(batch)])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 from lindt.alone import Cache
 from lindt.client import Client, Place
 from lindt.engines.base import Reply, Task
+from lindt.fit import at_work
 from lindt.parties import attackers_of, backdoor_of
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
@@ -36,7 +37,7 @@ class InProcess:
         place = Place(
             plan=plan,
             problem=problem,
-            shared=first_model(problem, plan).to(device),
+            shared=at_work(first_model(problem, plan), torch.device(device)),
             versions=versions,
             cache=Cache(cache),
             device=torch.device(device),

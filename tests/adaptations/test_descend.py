@@ -31,9 +31,9 @@ def test_by_hand() -> None:
 def test_a_long_gradient_is_clipped_to_the_bound() -> None:
     p = parameter(1.0, 2.0)
     (grads,) = descend((p * torch.tensor([3.0, 4.0])).sum(), 0.1, 2.5, [p])
+    assert p.tolist() == pytest.approx([0.85, 1.8])  # by 0.1 * (1.5, 2.0)
     assert grads[0] is not None
-    assert grads[0].tolist() == pytest.approx([1.5, 2.0])
-    assert p.tolist() == pytest.approx([0.85, 1.8])
+    assert grads[0].tolist() == [3.0, 4.0]  # told as it was before clipping
 
 
 def test_groups_are_clipped_apart_and_all_step_from_one_backward() -> None:
