@@ -51,7 +51,7 @@ def at_work(model: nn.Module, device: torch.device) -> nn.Module:
     """A model where it trains, laid out as `placed` lays out its batches."""
     images = any(isinstance(module, nn.Conv2d) for module in model.modules())
     model = model.to(device)
-    return model.to(memory_format=torch.channels_last) if images else model  # type: ignore[call-overload,no-any-return]
+    return model.to(memory_format=torch.channels_last) if images else model  # type: ignore[call-overload]
 
 
 def fit(

@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from lindt.adaptations.base import Context, Loss
+from lindt.data.examples import Examples
 from lindt.data.partition import Classes
 from lindt.engines.base import Reply, Task
 from lindt.environment import Environment
@@ -13,6 +19,7 @@ from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor
 from lindt.methods import METHODS, Method
 from lindt.models import Linear
+from lindt.penalties import NoPenalty, Penalty
 from lindt.plan import Alone, Data, Plan, Scoring
 from lindt.recovery import OnDetection
 
@@ -38,6 +45,32 @@ def tiny_runtime(patience: int = 1, **changes: object) -> Plan:
 
     method = replace(METHODS["runtime"], recovery=OnDetection(epsilon=1e-6, patience=patience))
     return tiny(model=SmallCnn(), method=method, **changes)
+
+
+def context(
+    train: Examples,
+    *,
+    loss: Loss = cross_entropy,
+    rate: float = 0.1,
+    max_norm: float = 1e9,
+    seed: int = 0,
+    penalty: Penalty | None = None,
+    received: Tensor | None = None,
+) -> Context:
+    """What a client has at hand, for tests of an adaptation alone."""
+    return Context(
+        client=0,
+        round=1,
+        rate=rate,
+        max_norm=max_norm,
+        batch=10,
+        train=train,
+        loss=loss,
+        penalty=penalty or NoPenalty(),
+        received_P=torch.empty(0) if received is None else received,
+        generator=torch.Generator().manual_seed(seed),
+        device=torch.device("cpu"),
+    )
 
 
 class Scripted:

@@ -15,33 +15,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from worlds import context
 
 from lindt.adaptations import Apfl
 from lindt.adaptations.base import Context
-from lindt.data.examples import Examples, Rows
+from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.models import SmallCnn
-from lindt.penalties import NoPenalty
 from lindt.weights import read_w
 
 BATCH = torch.ones(1, 1), torch.zeros(1, 1)
 DATA = Rows(*BATCH, torch.arange(1))
-
-
-def context(train: Examples, *, rate: float = 0.1, max_norm: float = 1e9, seed: int = 0) -> Context:
-    return Context(
-        client=0,
-        round=1,
-        rate=rate,
-        max_norm=max_norm,
-        batch=10,
-        train=train,
-        loss=square,
-        penalty=NoPenalty(),
-        received_P=torch.empty(0),
-        generator=torch.Generator().manual_seed(seed),
-        device=torch.device("cpu"),
-    )
 
 
 def square(output: Tensor, y: Tensor) -> Tensor:
@@ -56,7 +40,7 @@ def weight(value: float) -> nn.Linear:
 
 
 def start(adaptation: Apfl, w: float, v: float, **more: Any) -> tuple[Context, nn.Linear, Any]:
-    ctx, shared = context(DATA, **more), weight(w)
+    ctx, shared = context(DATA, loss=square, **more), weight(w)
     private: Any = adaptation.begin(ctx, shared)
     with torch.no_grad():
         private.model.weight.fill_(v)

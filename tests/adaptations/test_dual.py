@@ -6,42 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from worlds import context
 
 from lindt.adaptations import Dual
-from lindt.adaptations.base import Context
 from lindt.adaptations.dual import v_sections
-from lindt.data.examples import Examples, Rows
+from lindt.data.examples import Rows
 from lindt.models import Cnn, Lstm, SmallCnn
-from lindt.penalties import NoPenalty, Penalty, Proximal
+from lindt.penalties import Proximal
 from lindt.weights import read_w
 
 X = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [0.3, -2.0], [2.0, 2.0]])
 Y = torch.tensor([0, 1, 1, 0])
 DATA = Rows(X, Y, torch.arange(4))
-
-
-def context(
-    train: Examples,
-    *,
-    rate: float = 0.1,
-    max_norm: float = 1e9,
-    seed: int = 0,
-    penalty: Penalty | None = None,
-    received: Tensor | None = None,
-) -> Context:
-    return Context(
-        client=0,
-        round=1,
-        rate=rate,
-        max_norm=max_norm,
-        batch=10,
-        train=train,
-        loss=cross_entropy,
-        penalty=penalty or NoPenalty(),
-        received_P=torch.empty(0) if received is None else received,
-        generator=torch.Generator().manual_seed(seed),
-        device=torch.device("cpu"),
-    )
 
 
 def tiny(seed: int) -> nn.Sequential:

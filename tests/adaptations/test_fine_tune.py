@@ -9,35 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from worlds import context
 
 from lindt.adaptations import FineTuneHead
-from lindt.adaptations.base import Context
 from lindt.adaptations.fine_tune import last_layer
-from lindt.data.examples import Examples, Rows
+from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.models import Cnn, Lstm, SmallCnn
-from lindt.penalties import NoPenalty
 from lindt.weights import read_w
 
 torch_rows = torch.Generator().manual_seed(0)
 X, Y = torch.randn(150, 6, generator=torch_rows), torch.randint(3, (150,), generator=torch_rows)
 DATA = Rows(X, Y, torch.arange(150).flip(0))
-
-
-def context(train: Examples, *, rate: float = 0.1, max_norm: float = 1e9, seed: int = 0) -> Context:
-    return Context(
-        client=0,
-        round=1,
-        rate=rate,
-        max_norm=max_norm,
-        batch=10,
-        train=train,
-        loss=cross_entropy,
-        penalty=NoPenalty(),
-        received_P=torch.empty(0),
-        generator=torch.Generator().manual_seed(seed),
-        device=torch.device("cpu"),
-    )
 
 
 def base_and_head() -> nn.Module:
