@@ -12,16 +12,16 @@ run: $(VENV)/ready ## Install, then watch a federation go wrong, be caught and m
 	$(BIN)/lindt demo
 
 test: $(VENV)/ready ## The quick suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/ready ## What takes longer
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 check: $(VENV)/ready ## Format, lint, strict types, quick suite: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 format: $(VENV)/ready ## Format and mend what can be mended
 	$(BIN)/ruff format .

@@ -110,6 +110,9 @@ def compare(
     """
     from lindt.report.sessions import Session, compare_methods
 
+    for assignment in sets:
+        if assignment.partition("=")[0].partition(".")[0].strip() == "method":
+            raise UserError(f"--set {assignment}: compare takes its methods from --methods; use `lindt run` for this")
     names = [name.strip() for name in methods.split(",") if name.strip()]
     base = presets.resolve(plan, sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"

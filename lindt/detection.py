@@ -117,6 +117,7 @@ class Verdict:
     round: int
     w_div: float
     delta: float
+    watched: float  # the statistic held against epsilon: delta, unless the detector was told otherwise
     count: int
     negative: bool
 
@@ -132,8 +133,15 @@ class Detector:
     counters, no weights, and are left out. Give `noise` in the same form where the server adds any.
     """
 
-    def __init__(self, epsilon: float = 0.1, patience: int = 250, *, counting: Counting = "cumulative") -> None:
-        self.rule = Rule(epsilon, patience, counting=counting)
+    def __init__(
+        self,
+        epsilon: float = 0.1,
+        patience: int = 250,
+        *,
+        statistic: Statistic = "delta",
+        counting: Counting = "cumulative",
+    ) -> None:
+        self.rule = Rule(epsilon, patience, statistic, counting)
         self.round = 0
         self.count = 0
         self.negative = False
@@ -142,27 +150,27 @@ class Detector:
         if len(clients) == 0:
             raise UserError("clients: no weights were given; skip the detector in a round without answers")
         w_P = flat(new_global)
-        rows = [flat(client) for client in clients]
-        for index, row in enumerate(rows):
-            if row.shape != w_P.shape:
-                raise UserError(
-                    f"clients[{index}] has {row.numel()} weights but the global model has {w_P.numel()}; "
-                    "give both in the same form"
-                )
-        noise_P = torch.zeros_like(w_P) if noise is None else flat(noise)
-        if noise_P.shape != w_P.shape:
-            raise UserError(
-                f"noise has {noise_P.numel()} weights but the global model has {w_P.numel()}; "
-                "give both in the same form"
-            )
-        w_div = divergence(torch.stack(rows), w_P)
-        delta = w_div - float(torch.linalg.vector_norm(noise_P))
-        if not math.isfinite(delta):
+        rows = [_fitting(f"clients[{index}]", client, w_P) for index, client in enumerate(clients)]
+        noise_P = torch.zeros_like(w_P) if noise is None else _fitting("noise", noise, w_P)
+        w_KP = torch.stack(rows)
+        # Updates are not known here; the clients' own weights have the same spread around their mean.
+        seen = measure(w_KP, w_P, noise_P, w_KP, clipped=0.0)
+        if not math.isfinite(seen.delta):
             raise UserError("clients: a weight is NaN or infinite; drop that client's update before aggregating it")
+        watched = seen.watched(self.rule.statistic)
         self.round += 1
-        self.count = self.rule.count(self.count, delta)
+        self.count = self.rule.count(self.count, watched)
         self.negative = self.negative or self.rule.exceeded(self.count)
-        return Verdict(self.round, w_div, delta, self.count, self.negative)
+        return Verdict(self.round, seen.w_div, seen.delta, watched, self.count, self.negative)
+
+
+def _fitting(name: str, weights: Weights, w_P: Tensor) -> Tensor:
+    found = flat(weights)
+    if found.shape != w_P.shape:
+        raise UserError(
+            f"{name} has {found.numel()} weights but the global model has {w_P.numel()}; give both in the same form"
+        )
+    return found
 
 
 def flat(weights: Weights) -> Tensor:

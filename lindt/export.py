@@ -49,6 +49,7 @@ def export_client(folder: Path, client: int, out: Path, task: str | None = None)
     state = store.state()
     engine = InProcess(plan, problem, run=store.run, folder=store.private)
     module = _Predicting(*engine.clients[client].predictor(state)).eval()
+    module = module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # plain for any reader
     test = problem.data[client][1]
     x, _ = test.take(torch.arange(len(test)))
     with torch.no_grad():

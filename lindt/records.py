@@ -14,6 +14,7 @@ from lindt.metrics import Metric, Scores
 from lindt.parties import attackers_of
 from lindt.plan import Plan
 from lindt.problem import Problem
+from lindt.recovery import OnDetection
 
 
 def round_line(result: RoundResult) -> dict[str, Any]:
@@ -91,7 +92,7 @@ def summarise_run(plan: Plan, lines: list[dict[str, Any]], clients: int, metric:
         **{name: end.get(name) for name in ("harmed", "clearly_harmed", "ties")},
         "counted_clients": len(end["clients"]),
         "negative": is_negative(betas, plan.scoring.last) if betas else None,
-        "detected_at": [b["round"] for a, b in _pairs(lines) if b["detections"] > a["detections"]],
+        "detected_at": _detections(lines) if isinstance(plan.method.recovery, OnDetection) else None,
         "stopped_at": [b["round"] for a, b in _pairs(lines) if a["flag"] and not b["flag"]],
         "dual_rounds": sum(line["recovering"] for line in lines),
         "refused_updates": sum(len(line["refused"]) for line in lines),
@@ -111,6 +112,10 @@ def privacy_budget(plan: Plan, clients: int, rounds: int) -> dict[str, Any]:
             sensitivity = aggregator.sensitivity(privacy.S, active)
     spent = budget(sigma=sigma, sensitivity=sensitivity, clients=clients, active=active, rounds=rounds)
     return {"words": spent.in_words(), "epsilon": spent.epsilon_dp, "delta": spent.delta_dp}
+
+
+def _detections(lines: list[dict[str, Any]]) -> list[int]:
+    return [b["round"] for a, b in _pairs(lines) if b["detections"] > a["detections"]]
 
 
 def _mean(values: list[float | None]) -> float | None:

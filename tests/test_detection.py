@@ -202,3 +202,12 @@ class TestDetector:
 
     def test_flat_orders_a_state_dict_by_name(self) -> None:
         assert flat({"b": torch.tensor([2.0]), "a": torch.tensor([[1.0]])}).tolist() == [1.0, 2.0]
+
+
+def test_the_doorway_can_watch_the_other_statistics() -> None:
+    clients, mean, noise = [torch.tensor([3.0, 0.0]), torch.tensor([-3.0, 0.0])], torch.tensor([0.0, 4.0]), torch.tensor([0.0, 4.0])  # fmt: skip  # noqa: E501
+    found = {s: Detector(1.0, 0, statistic=s).observe(clients, mean, noise) for s in ("delta", "clean", "spread")}  # type: ignore[arg-type]
+    assert found["delta"].watched == found["delta"].delta == pytest.approx(5.0 - 4.0)  # sqrt(3^2 + 4^2) - 4
+    assert found["clean"].watched == pytest.approx(3.0)  # around (0, 0)
+    assert found["spread"].watched == pytest.approx(3.0)
+    assert [verdict.negative for verdict in found.values()] == [False, True, True]

@@ -14,10 +14,11 @@ from rich.table import Table
 
 from lindt import presets
 from lindt.errors import UserError
-from lindt.methods import METHODS
+from lindt.methods import METHODS, Method
 from lindt.plan import Plan
 from lindt.problem import problem_for
 from lindt.records import about_run, round_line
+from lindt.recovery import OnDetection
 from lindt.references import centralized
 from lindt.report import words
 from lindt.report.console import Narrator
@@ -93,7 +94,7 @@ def compare_methods(session: Session, base: Plan, names: Sequence[str], folder: 
             raise UserError(f"--methods {name}: choose among {', '.join(METHODS)}")
     if not names:
         raise UserError(f"--methods names none; choose among {', '.join(METHODS)}")
-    jobs: list[Job] = [(name, replace(base, method=METHODS[name]), folder / name) for name in names]
+    jobs: list[Job] = [(name, replace(base, method=method_for(base, name)), folder / name) for name in names]
     rows = play(session, jobs)
     problem = load_task(session.task) if session.task else problem_for(base)
     pooled = centralized(base, problem, session.device, cache_folder())
@@ -104,6 +105,13 @@ def compare_methods(session: Session, base: Plan, names: Sequence[str], folder: 
     rows += [("alone", {"local": alone}), ("centralized", {"central": pooled})]
     session.console.print(comparison(rows, f"{base.name}, {base.rounds} rounds, seed {base.seed}"))
     session.say(f"runs in {folder}")
+
+
+def method_for(base: Plan, name: str) -> Method:
+    """A method by name; one that detects takes epsilon and r' from the plan it is compared in."""
+    method, recovery = METHODS[name], base.method.recovery
+    both = isinstance(method.recovery, OnDetection) and isinstance(recovery, OnDetection)
+    return replace(method, recovery=recovery) if both else method
 
 
 def demonstrate(session: Session, out: Path, seed: int | None, rounds: int | None) -> None:
@@ -134,7 +142,10 @@ def describe_data(session: Session, plan: Plan, picture: Path) -> None:
     problem = load_task(session.task) if session.task else problem_for(plan)
     about = about_run(plan, problem, session.task)
     clients = about["clients"]
-    classes = max(len(about["class_names"]), 1 + max(int(label) for one in clients for label in one["labels"]))
+    labels = [int(label) for one in clients for label in one["labels"]]
+    if not labels:
+        raise UserError("the task's targets are no classes, so there is no label distribution to draw")
+    classes = max(len(about["class_names"]), 1 + max(labels))
     counts = np.zeros((len(clients), classes), dtype=np.int64)
     for one in clients:
         for label, count in one["labels"].items():
@@ -150,8 +161,8 @@ def describe_data(session: Session, plan: Plan, picture: Path) -> None:
     for name in ("client", "train", "test", "labels", ""):
         table.add_column(name, justify="right" if name in ("client", "train", "test") else "left")
     for one in clients:
-        labels = " ".join(f"{_name(about, label)}:{count}" for label, count in one["labels"].items())
-        row = (str(one["client"]), str(one["train"]), str(one["test"]), labels, "attacker" if one["attacker"] else "")
+        held = " ".join(f"{_name(about, label)}:{count}" for label, count in one["labels"].items())
+        row = (str(one["client"]), str(one["train"]), str(one["test"]), held, "attacker" if one["attacker"] else "")
         table.add_row(*row)
     session.console.print(table)
     session.say(f"picture: {picture}")

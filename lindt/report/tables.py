@@ -13,7 +13,15 @@ from lindt.report.words import points
 
 def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
     """Like the paper's main table: central, local, beta; and who is worse off than alone."""
-    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+    )
     table.caption = "worse off: clients with beta_i < 0, in brackets those clearly so (paired test, 95%)"
     table.add_column("", no_wrap=True)
     for name in ("central", "local", "alone", "beta", "worse off", "backdoor", "flagged"):
@@ -27,7 +35,7 @@ def cells(summary: Mapping[str, Any]) -> list[str]:
     percent = summary.get("metric_in_percent", True)
     worse = "-"
     if summary.get("harmed") is not None:
-        worse = f"{summary['harmed']} ({summary['clearly_harmed']}) / {summary['counted_clients']}"
+        worse = f"{summary['harmed']} ({summary['clearly_harmed']})/{summary['counted_clients']}"
     flagged = summary.get("detected_at")
     return [
         points(summary.get("central"), percent),
@@ -36,5 +44,5 @@ def cells(summary: Mapping[str, Any]) -> list[str]:
         points(summary.get("beta"), percent, sign=True),
         worse,
         points(summary.get("attack_local"), True),
-        "-" if flagged is None else ("no" if not flagged else f"round {flagged[0]}"),
+        "-" if flagged is None else ("no" if not flagged else str(flagged[0])),
     ]

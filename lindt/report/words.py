@@ -46,7 +46,7 @@ def ended(summary: Mapping[str, Any], clients: int) -> str:
     """The verdict over the last scored rounds."""
     percent = summary["metric_in_percent"]
     flagged = summary["detected_at"]
-    alarm = f"flagged in round {flagged[0]}" if flagged else "never flagged"
+    alarm = "no detector" if flagged is None else f"flagged in round {flagged[0]}" if flagged else "never flagged"
     if summary["beta"] is None:
         return f"local {points(summary['local'], percent)}, {alarm}; the gain is not known without private models"
     state = "ends in NFL" if summary["negative"] else "federation helps"

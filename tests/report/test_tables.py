@@ -1,0 +1,41 @@
+"""The tables as a terminal shows them."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from lindt.report.tables import comparison
+from lindt.report.words import ended, points
+
+SUMMARY = {
+    "central": 0.8312, "local": 0.949, "private": 0.89, "beta": 0.059, "harmed": 12, "clearly_harmed": 7,
+    "counted_clients": 15, "attack_local": 0.026, "detected_at": [126], "metric_in_percent": True,
+    "negative": False, "scored_rounds": 10,
+}  # fmt: skip
+
+
+def rendered(width: int) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(comparison([("detect and recover", SUMMARY), ("alone", {"local": 0.5})], "title"))
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_eighty_columns_hold_every_number() -> None:
+    rows = [line.split() for line in rendered(80).splitlines()]
+    assert ["detect", "and", "recover", "83.1", "94.9", "89.0", "+5.9", "12", "(7)/15", "2.6", "126"] in rows
+    assert ["alone", "-", "50.0", "-", "-", "-", "-", "-"] in rows
+
+
+def test_points_are_what_people_read() -> None:
+    assert points(0.0759, sign=True) == "+7.6"
+    assert points(-1.25, percent=False) == "-1.2500"
+    assert points(None) == "-"
+
+
+def test_the_verdict_tells_a_detector_from_none() -> None:
+    assert "flagged in round 126" in ended(SUMMARY, 15)
+    assert "never flagged" in ended(SUMMARY | {"detected_at": []}, 15)
+    assert "no detector" in ended(SUMMARY | {"detected_at": None}, 15)
+    assert ended(SUMMARY | {"negative": True, "beta": -0.1}, 15).startswith("ends in NFL: mean gain -10.0 points")
