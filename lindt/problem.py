@@ -65,9 +65,11 @@ def problem_for(plan: Plan) -> Problem:
         shares = allocate(plan, pools)
     except PlanError as error:
         raise error.within("data" if error.field == "clients" else "data.allocation") from None
-    clients = [
-        (Rows(pools.x, pools.y, pools.train[train]), Rows(pools.x, pools.y, pools.test[test])) for train, test in shares
-    ]
+
+    def rows(which: torch.Tensor) -> Rows:
+        return Rows(pools.x, pools.y, which, pools.prepare)
+
+    clients = [(rows(pools.train[train]), rows(pools.test[test])) for train, test in shares]
     return Problem(clients, lambda: plan.model.build(pools.classes), class_names=pools.class_names)
 
 

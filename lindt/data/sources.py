@@ -24,6 +24,7 @@ class Pools:
     test: Tensor
     classes: int
     class_names: tuple[str, ...]
+    prepare: Callable[[Tensor], Tensor] | None = None  # of a batch of x, before a model sees it
     roles: Tensor | None = None  # whose sample each row is by nature, where the source knows
 
 
@@ -52,4 +53,10 @@ def split_by_class(y: np.ndarray[tuple[int], np.dtype[np.int64]], share: float, 
     return torch.tensor(sorted(train)), torch.tensor(sorted(test))
 
 
-SOURCES: dict[str, Callable[[float, int], Pools]] = {"digits": digits}
+def cifar10(test_share: float, seed: int) -> Pools:
+    from lindt.data.cifar10 import cifar10 as load  # it stands on this file
+
+    return load(test_share, seed)
+
+
+SOURCES: dict[str, Callable[[float, int], Pools]] = {"digits": digits, "cifar10": cifar10}

