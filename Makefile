@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test test-slow check format clean
+.PHONY: help run test test-slow check format bench bench-smoke clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -26,6 +26,12 @@ check: $(VENV)/ready ## Format, lint, strict types, quick suite: what CI runs
 format: $(VENV)/ready ## Format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/ready ## Ourselves and the peers on the same work (10 minutes; makes the peers' environments once)
+	$(BIN)/python benchmarks/run.py
+
+bench-smoke: $(VENV)/ready ## A tiny pass of the benchmark: fails on breakage, not on time
+	$(BIN)/python benchmarks/run.py --smoke
 
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

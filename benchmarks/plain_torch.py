@@ -1,4 +1,4 @@
-"""The work as anyone would write it in PyTorch: the models, a client's epoch, the mean. Peers on torch train with it."""
+"""The work as anyone would write it in PyTorch: models, a client's epoch, the mean. Peers on torch train with it."""
 
 from __future__ import annotations
 

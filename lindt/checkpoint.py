@@ -18,11 +18,14 @@ from lindt.weights import Buffers
 KEPT = 2
 
 
-def save_checkpoint(folder: Path, state: RunState) -> None:
-    """Write the state; drop all but the last two."""
+Kept = dict[int, int]  # the round of each client's newest v_i
+
+
+def save_checkpoint(folder: Path, state: RunState, private: Kept | None = None) -> None:
+    """Write the state and the names of the v_i it goes with; drop all but the last two."""
     folder.mkdir(parents=True, exist_ok=True)
     recovery = asdict(state.recovery) | {"treated": sorted(state.recovery.treated)}
-    about = {"run": state.run, "round": state.round, "recovery": recovery}
+    about = {"run": state.run, "round": state.round, "recovery": recovery, "private": sorted((private or {}).items())}
     tensors = {"w": state.w, "floats": state.buffers.floats_F, "counts": state.buffers.counts_I}
     write_whole(_path(folder, state.round), save(tensors, {"about": json.dumps(about, sort_keys=True)}))
     kept = sorted(_rounds(folder))
@@ -48,9 +51,21 @@ def load_checkpoint(folder: Path, run: str) -> RunState | None:
     return RunState(run, about["round"], w, Buffers(floats, counts), recovery)
 
 
+def private_names(folder: Path, round: int) -> Kept:
+    """Which v_i a checkpoint goes with."""
+    try:
+        with safe_open(_path(folder, round), framework="pt") as file:
+            return {int(i): int(r) for i, r in json.loads(file.metadata()["about"])["private"]}
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{_path(folder, round)} is damaged ({error}); delete it to go on from the one before"
+        ) from None
+
+
 def _path(folder: Path, round: int) -> Path:
     return folder / f"round-{round:06d}.safetensors"
 
 
 def _rounds(folder: Path) -> list[int]:
-    return [int(path.stem.removeprefix("round-")) for path in folder.glob("round-*.safetensors")]
+    names = [path.stem.removeprefix("round-") for path in folder.glob("round-*.safetensors")]
+    return [int(name) for name in names if name.isdigit()]

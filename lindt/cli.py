@@ -29,7 +29,7 @@ data_app = typer.Typer(no_args_is_help=True, help="The data a plan allocates to 
 app.add_typer(data_app, name="data")
 
 PlanName = Annotated[
-    str, typer.Argument(metavar="[PLAN]", help=f"A TOML file, or one of {', '.join(presets.names())}.")
+    str | None, typer.Argument(metavar="[PLAN]", help=f"A TOML file, or one of {', '.join(presets.names())}.")
 ]
 Sets = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the plan; may be repeated.")
@@ -48,9 +48,7 @@ ALL_METHODS = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm"
 
 @app.command()
 def run(
-    plan: Annotated[
-        str | None, typer.Argument(metavar="[PLAN]", help=f"A TOML file, or one of {', '.join(presets.names())}.")
-    ] = None,
+    plan: PlanName = None,
     rounds: Rounds = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-seedN.")] = None,
@@ -81,7 +79,7 @@ def run(
     from lindt.report.sessions import Session, play
 
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
-    resolved = presets.resolve(plan or ("own-task" if task else presets.DEFAULT), sets, seed=seed, rounds=rounds)
+    resolved = presets.resolve(_plan_name(plan, task), sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
     kept = resume and not named and (folder / "plan.toml").exists()
     session = Session(_console(as_json), as_json, resume, engine, device, task)
@@ -90,7 +88,7 @@ def run(
 
 @app.command()
 def compare(
-    plan: PlanName = presets.DEFAULT,
+    plan: PlanName = None,
     methods: Annotated[str, typer.Option(help="Names from `lindt methods`, with commas.")] = ALL_METHODS,
     rounds: Rounds = None,
     seed: Seed = None,
@@ -114,7 +112,7 @@ def compare(
         if assignment.partition("=")[0].partition(".")[0].strip() == "method":
             raise UserError(f"--set {assignment}: compare takes its methods from --methods; use `lindt run` for this")
     names = [name.strip() for name in methods.split(",") if name.strip()]
-    base = presets.resolve(plan, sets, seed=seed, rounds=rounds)
+    base = presets.resolve(_plan_name(plan, task), sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
     compare_methods(Session(_console(as_json), as_json, resume, engine, device, task), base, names, folder)
 
@@ -153,7 +151,7 @@ def methods(as_json: Json = False) -> None:
 
 @data_app.command()
 def describe(
-    plan: PlanName = presets.DEFAULT,
+    plan: PlanName = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="Where the picture goes.")] = None,
     task: Task = None,
@@ -163,7 +161,7 @@ def describe(
     """Print the clients' sizes and draw the label distribution per client."""
     from lindt.report.sessions import Session, describe_data
 
-    resolved = presets.resolve(plan, sets, seed=seed)
+    resolved = presets.resolve(_plan_name(plan, task), sets, seed=seed)
     picture = out or Path(f"{resolved.name}-labels.png")
     describe_data(Session(_console(as_json), as_json, task=task), resolved, picture)
 
@@ -213,6 +211,11 @@ def export(
         console.print(text, highlight=False, soft_wrap=True)
 
 
+def _plan_name(plan: str | None, task: str | None) -> str:
+    """A task of the user's own starts from a plan without attackers or noise."""
+    return plan or ("own-task" if task else presets.DEFAULT)
+
+
 def _brief(component: dict[str, Any]) -> str:
     fields = {k: _brief(v) if isinstance(v, dict) else v for k, v in component.items() if k != "kind" and v != []}
     rest = ", ".join(f"{name}={value}" for name, value in fields.items())
@@ -230,6 +233,9 @@ def main() -> None:
         app()
     except UserError as error:
         typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written: the user's to mend, too
+        typer.echo(f"error: {error.filename or 'file'}: {error.strerror or error}", err=True)
         sys.exit(2)
 
 

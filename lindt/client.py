@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import final
@@ -70,8 +71,10 @@ class Client:
         step = adaptation.step(ctx, shared, private) if recovering else global_step(ctx, shared)
         for _ in fit(step, work, plan.training.batch, ctx.generator, self.place.device):
             pass
-        if private is not None:
-            self.place.versions.write(self.id, task.round, (private.state_dict(), ctx.notes))
+        # A v_i gone to NaN would never come back: the client keeps the one before, as the server keeps its w.
+        if private is not None and all(torch.isfinite(tensor).all() for tensor in private.state_dict().values()):
+            notes = {name: value for name, value in ctx.notes.items() if math.isfinite(value)}
+            self.place.versions.write(self.id, task.round, (private.state_dict(), notes))
             prune(self.place.versions, self.id, task.keep)
         w = read_w(shared)
         if not work.honest:

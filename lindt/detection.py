@@ -129,8 +129,8 @@ class Detector:
     >>> verdict = detector.observe([w_1, w_2, w_3], new_global)       # after every aggregation
     >>> if verdict.negative: ...                                      # tell the clients to recover
 
-    Weights are tensors, numpy arrays, lists of either, or state dicts; integer entries of a state dict are
-    counters, no weights, and are left out. Give `noise` in the same form where the server adds any.
+    Weights are tensors, numpy arrays, lists of either, or state dicts; of a state dict BatchNorm's statistics
+    and integer entries are no weights and are left out. Give `noise` in the same form where the server adds any.
     """
 
     def __init__(
@@ -173,11 +173,15 @@ def _fitting(name: str, weights: Weights, w_P: Tensor) -> Tensor:
     return found
 
 
+# BatchNorm's: measured on data, not learned, so no part of w.
+_STATISTICS = ("running_mean", "running_var")
+
+
 def flat(weights: Weights) -> Tensor:
     """One vector of floats from whatever a framework calls weights."""
     if isinstance(weights, Mapping):
         # By name, so that two state dicts in different order are the same weights.
-        tensors = [_tensor(weights[name]) for name in sorted(weights)]
+        tensors = [_tensor(weights[name]) for name in sorted(weights) if not name.endswith(_STATISTICS)]
         parts = [tensor for tensor in tensors if tensor.is_floating_point()]
     elif isinstance(weights, Tensor) or hasattr(weights, "shape"):
         parts = [_tensor(weights)]

@@ -29,8 +29,11 @@ class _Predicting(nn.Module):
     def __init__(self, predict: Predictor, shared: nn.Module, private: nn.Module | None) -> None:
         super().__init__()
         self.shared = shared
+        self.adapted = predict is not shared
         self.private = private if private is not None else nn.Module()
-        self._predict = [predict]  # in a list, or the shared module would be registered twice
+        # What a predictor holds of its own (FB's head) is registered; a shared module would be so twice.
+        self.own = predict if isinstance(predict, nn.Module) and self.adapted else nn.Module()
+        self._predict = [predict]
 
     def forward(self, x: Tensor) -> Tensor:
         return self._predict[0](x)
@@ -59,16 +62,18 @@ def export_client(folder: Path, client: int, out: Path, task: str | None = None)
     found = program.module()(x)
     if not torch.allclose(found, expected, atol=1e-5) or not torch.equal(found.argmax(-1), expected.argmax(-1)):
         raise UserError(f"client {client}: the exported module does not predict as the run does; please report this")
-    out.mkdir(parents=True)
+    try:
+        out.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written ({error.strerror}); name another folder with -o") from None
     weights = {name: tensor.detach().contiguous().clone() for name, tensor in module.state_dict().items()}
     write_whole(out / "model.safetensors", save(weights))
     torch.export.save(program, out / "model.pt2")
-    adapted = module.private is not None and any(True for _ in module.private.parameters())
     about = {
         "client": client,
         "run": store.run,
         "round": state.round,
-        "model": "the client's own (shared and private weights)" if adapted else "the global model",
+        "model": "the client's own (shared and private weights)" if module.adapted else "the global model",
         "checked_samples": len(test),
         "input": list(x.shape[1:]),
         "folder": str(out),

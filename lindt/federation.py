@@ -6,7 +6,7 @@ Legend: K clients answering, P parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 from torch import Tensor, nn
@@ -71,7 +71,8 @@ def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) ->
     after = RunState(state.run, r, w, buffers, method.recovery.judge(state.recovery, evidence))
     # A suspicion is measured at once: Delta suspects, beta confirms.
     suspected = after.recovery.detections > state.recovery.detections
-    scores = evaluate(after, plan, problem, engine) if suspected or plan.scored(r) else None
+    judged = replace(after, recovery=state.recovery) if suspected else after  # the illness, not yet the cure
+    scores = evaluate(judged, plan, problem, engine) if suspected or plan.scored(r) else None
     return after, RoundResult(
         r, tuple(asked), tuple(answered), refused, seen, state.recovery.on, after.recovery, scores
     )
@@ -132,7 +133,7 @@ def evaluate(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> S
         "size": {reply.client: float(reply.size) for reply in replies},
         "given": dict(enumerate(plan.scoring.weights)),
     }[plan.scoring.weighting]
-    tallies = {reply.client: reply.tally for reply in replies if reply.tally is not None}
+    tallies = {r.client: r.tally for r in sorted(replies, key=lambda r: r.client) if r.tally is not None}
     counted = counted_clients(plan, clients)
     if not counted & tallies.keys():
         return None

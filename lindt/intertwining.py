@@ -103,6 +103,8 @@ class Intertwined(nn.Module):
         with _hooks(self.global_model, self.points, keep):
             global_output = self.global_model(x)
         for name in self.points:
+            if kept.get(name) is global_output:
+                raise PlanError("points", name, "its output are the logits; attach before the last layer")
             if name not in kept:
                 raise UserError(_fired(name, "not at all"))
         with _hooks(self.local_model, self.points, replace):
@@ -133,7 +135,9 @@ def intertwine(
                 "intertwine the inner `.module` and wrap the result"
             )
     names = default_points(global_model, position) if points is None else points
-    chosen = dict(names) if isinstance(names, Mapping) else dict(_named(name) for name in names)
+    chosen = (
+        dict(_named(f"{n}:{p}") for n, p in names.items()) if isinstance(names, Mapping) else dict(map(_named, names))
+    )
     if not chosen:
         raise PlanError("points", names, "a model of one layer has nothing to intertwine; name points, or add a layer")
     known, known_local = dict(global_model.named_modules()), dict(local_model.named_modules())
@@ -163,6 +167,8 @@ def default_points(model: nn.Module, position: Position = "after") -> list[str]:
     """
     named = getattr(model, "attach_points", None)
     if named is not None:
+        if position == "before":
+            raise PlanError("position", position, "the model names its own attach points; name others in `points`")
         return list(named)
     if not isinstance(model, nn.Sequential):
         raise PlanError(

@@ -8,7 +8,7 @@ from typing import Literal, final
 from lindt.adaptations import Adaptation, Apfl, Dual, FineTuneHead, GlobalOnly
 from lindt.aggregators import Aggregator, Mean, TrimmedMean
 from lindt.penalties import NoPenalty, Penalty, Proximal
-from lindt.recovery import Always, OnDetection, Recovery
+from lindt.recovery import Always, Never, OnDetection, Recovery
 
 
 @final
@@ -27,9 +27,9 @@ class Method:
     after_stop: Literal["adapted", "global"] = "adapted"
 
 
-FEDAVG = Method()
-FEDPROX = Method(penalty=Proximal(mu=0.001))
-TRIMMED_MEAN = Method(aggregator=TrimmedMean(share=0.2))
+FEDAVG = Method(recovery=Never())
+FEDPROX = replace(FEDAVG, penalty=Proximal(mu=0.001))
+TRIMMED_MEAN = replace(FEDAVG, aggregator=TrimmedMean(share=0.2))
 FB = Method(adaptation=FineTuneHead(rate=0.001, epochs=200))
 APFL = Method(adaptation=Apfl(alpha=0.01))
 LINDT = Method(adaptation=Dual())

@@ -208,8 +208,14 @@ def _client_score(client: int, tally: ClientTally, metric: Metric) -> ClientScor
         local,
         private,
         None if private is None else local - private,  # Eq. 2
-        private is not None and paired_p_value(tally.wins, tally.losses) < 0.05,
+        private is not None and _clear(local - private, tally),
     )
+
+
+def _clear(beta: float, tally: ClientTally) -> bool:
+    """Significant, and in the direction of beta: a metric other than accuracy may point the other way."""
+    agrees = (tally.wins - tally.losses) * beta > 0
+    return agrees and paired_p_value(tally.wins, tally.losses) < 0.05
 
 
 def _total(tallies: list[Tensor]) -> Tensor:
@@ -218,9 +224,8 @@ def _total(tallies: list[Tensor]) -> Tensor:
 
 def _attack_rates(everyone: list[ClientTally], counted: list[ClientTally]) -> tuple[float | None, float | None]:
     chances, own = sum(t.attack_chances for t in everyone), sum(t.attack_chances for t in counted)
-    if not chances or not own:
-        return None, None
-    return sum(t.attack_central for t in everyone) / chances, sum(t.attack_local for t in counted) / own
+    central = sum(t.attack_central for t in everyone) / chances if chances else None
+    return central, sum(t.attack_local for t in counted) / own if own else None
 
 
 def _mean_notes(notes: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -102,7 +102,7 @@ class Lstm:
     dropout: float = 0.2
 
     def __post_init__(self) -> None:
-        require(self.hidden >= 1, "hidden", self.hidden, "at least 1 unit")
+        require(1 <= self.hidden <= 10**5, "hidden", self.hidden, "1 to 100,000 units")
         require(0 <= self.dropout < 1, "dropout", self.dropout, "a share in [0, 1)")
 
     def build(self, classes: int = 80) -> nn.Module:
@@ -117,7 +117,7 @@ class Linear:
     features: int = 64
 
     def __post_init__(self) -> None:
-        require(self.features >= 1, "features", self.features, "at least 1 input")
+        require(1 <= self.features <= 10**8, "features", self.features, "1 to 100 million inputs")
 
     def build(self, classes: int = 10) -> nn.Module:
         return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc1=nn.Linear(self.features, classes)))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor, nn
+
 from lindt.adaptations.base import Choosy
 from lindt.data.examples import Examples, pool
 from lindt.environment.participation import choose_attackers
-from lindt.errors import PlanError
+from lindt.errors import PlanError, UserError
+from lindt.fit import placed
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
 
@@ -35,12 +39,7 @@ def check(plan: Plan, problem: Problem) -> None:
         plan.environment.participation.wanted(N)
     except PlanError as error:
         raise error.within("environment.participation") from None
-    adaptation = plan.method.adaptation
-    if isinstance(adaptation, Choosy):
-        try:
-            adaptation.fits(first_model(problem, plan))
-        except PlanError as error:
-            raise error.within("method.adaptation") from None
+    check_model(plan, problem)
     backdoor_of(plan, problem)
     weights, counted = plan.scoring.weights, counted_clients(plan, range(N))
     if weights and len(weights) != N:
@@ -49,3 +48,55 @@ def check(plan: Plan, problem: Problem) -> None:
         raise PlanError("scoring.weights", weights, f"give a weight above 0 to one of the clients {sorted(counted)}")
     if not counted:
         raise PlanError("environment.threat.share", plan.environment.threat.share, "leave a client that is benign")
+
+
+def check_model(plan: Plan, problem: Problem) -> None:
+    """A dry run: the model, loss and metric on two samples of each client, before anything trains or is written."""
+    model = first_model(problem, plan).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            raise UserError(
+                f"model: {name} is {parameter.dtype}; weights travel as float32, call .float() on the model"
+            )
+    for client, (train, test) in enumerate(problem.data):
+        for data in (train, test):
+            outputs = _dry(plan, problem, model, data, client)
+            _check_labels(client, data.labels, outputs)
+    if plan.environment.threat.share:
+        wanted = torch.cat([plan.environment.threat.goal(train.labels) for train, _ in problem.data])
+        _check_labels("environment.threat", wanted, outputs, least=-1)
+    adaptation = plan.method.adaptation
+    if isinstance(adaptation, Choosy):
+        try:
+            with torch.no_grad():
+                adaptation.fits(model, placed(problem.data[0][0].take(torch.arange(2))[0], torch.device("cpu")))
+        except PlanError as error:
+            raise error.within("method.adaptation") from None
+
+
+@torch.no_grad()
+def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, client: int) -> Tensor:
+    metric = problem.metric_for(plan)
+    try:
+        x, y = data.take(torch.arange(min(2, len(data))))
+        outputs: Tensor = model(placed(x, torch.device("cpu")))
+        if problem.loss(outputs, y).numel() != 1:
+            raise ValueError("the loss is not one number")
+        metric.value(metric.tally(outputs, y))
+    except Exception as error:  # noqa: BLE001  # the model, loss, metric and data are the user's: any error may come
+        text = str(error).strip().splitlines()
+        what = f"{type(error).__name__}: {text[0] if text else ''}"
+        raise UserError(f"client {client}: model, loss or metric do not fit the data ({what})") from None
+    return outputs
+
+
+def _check_labels(owner: int | str, y: Tensor, outputs: Tensor, least: int = 0) -> None:
+    """Classes are 0 to C - 1; a regression's targets are floats and not looked at."""
+    if y.is_floating_point() or outputs.dim() != 2 or not y.numel():
+        return
+    low, high = int(y.min()), int(y.max())
+    if low < least or high >= outputs.shape[1]:
+        who = owner if isinstance(owner, str) else f"client {owner}"
+        raise UserError(
+            f"{who}: labels from {low} to {high}, but the model has outputs for 0 to {outputs.shape[1] - 1}"
+        )

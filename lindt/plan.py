@@ -42,7 +42,7 @@ class Training:
     max_norm: float = 5.0  # of a gradient
 
     def __post_init__(self) -> None:
-        require(self.rate > 0, "rate", self.rate, "the learning rate must be above 0")
+        require(0 < self.rate <= 1e6, "rate", self.rate, "the learning rate must be above 0, and not absurd")
         require(0 < self.decay <= 1, "decay", self.decay, "the rate's factor a round lies in (0, 1]")
         require(self.epochs >= 1, "epochs", self.epochs, "train for at least 1 epoch")
         require(self.batch >= 1, "batch", self.batch, "a batch has at least 1 sample")
@@ -117,7 +117,7 @@ class Plan:
         require(word is not None, "name", self.name, "a word of letters, digits, '.', '_', '-' that can name a folder")
         require(self.seed >= 0, "seed", self.seed, "0 or more")
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1 round")
-        require(self.threads >= 1, "threads", self.threads, "at least 1 thread")
+        require(1 <= self.threads <= 1024, "threads", self.threads, "1 to 1024 threads")
         mixed, batch = self.environment.threat.per_batch, self.training.batch
         fix = f"leave room for the attacker's own samples in a batch of {batch}"
         require(mixed < batch, "environment.threat.per_batch", mixed, fix)

@@ -34,7 +34,7 @@ class Problem:
     data: tuple[tuple[Examples, Examples], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        pairs = tuple((as_examples(train), as_examples(test)) for train, test in self.clients)
+        pairs = tuple(_pair(index, client) for index, client in enumerate(self.clients))
         if len(pairs) < 2:
             raise UserError(f"clients: {len(pairs)} given; a federation has at least 2")
         for index, (train, test) in enumerate(pairs):
@@ -49,6 +49,12 @@ class Problem:
         if self.metric is None:
             return METRICS[plan.scoring.metric]
         return self.metric if isinstance(self.metric, Metric) else MeanOf(self.metric)
+
+
+def _pair(index: int, client: object) -> tuple[Examples, Examples]:
+    if not isinstance(client, tuple | list) or len(client) != 2:
+        raise UserError(f"clients[{index}]: give a pair (train, test)")
+    return as_examples(client[0]), as_examples(client[1])
 
 
 def first_model(problem: Problem, plan: Plan) -> nn.Module:

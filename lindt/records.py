@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from typing import Any
 
 from lindt.aggregators import Bounded
+from lindt.data.examples import add_samples
 from lindt.detection import is_negative
 from lindt.environment.budget import budget
 from lindt.environment.privacy import Gaussian
 from lindt.federation import RoundResult
-from lindt.metrics import Metric, Scores
+from lindt.metrics import Scores
 from lindt.parties import attackers_of
 from lindt.plan import Plan
 from lindt.problem import Problem
@@ -51,6 +53,7 @@ def about_run(plan: Plan, problem: Problem, task: str | None) -> dict[str, Any]:
     return {
         "name": plan.name,
         "task": task,
+        "data": fingerprint(problem) if task else None,  # a plan's own data follow from the plan
         "class_names": list(problem.class_names),
         "metric_in_percent": problem.metric_for(plan).percent,
         "clients": [
@@ -71,6 +74,15 @@ def about_run(plan: Plan, problem: Problem, task: str | None) -> dict[str, Any]:
     }
 
 
+def fingerprint(problem: Problem) -> str:
+    """A hash of everyone's samples."""
+    digest = hashlib.sha256()
+    for pair in problem.data:
+        for data in pair:
+            add_samples(digest, data)
+    return digest.hexdigest()
+
+
 def _label_counts(labels: Any) -> dict[str, int]:
     if labels.is_floating_point() or labels.dim() != 1:
         return {}
@@ -78,8 +90,9 @@ def _label_counts(labels: Any) -> dict[str, int]:
     return {str(int(v)): int(c) for v, c in zip(values, counts, strict=True)}
 
 
-def summarise_run(plan: Plan, lines: list[dict[str, Any]], clients: int, metric: Metric) -> dict[str, Any]:
+def summarise_run(plan: Plan, lines: list[dict[str, Any]], problem: Problem, buffers: bool) -> dict[str, Any]:
     """summary.json: the mean over the last scored rounds, as the paper reports it, and the verdicts."""
+    clients, metric = len(problem.data), problem.metric_for(plan)
     scored = [line["scores"] for line in lines if line["scores"]]
     last = scored[-plan.scoring.last :]
     end = last[-1] if last else {"clients": ()}  # nobody answered when asked how it fares
@@ -91,27 +104,37 @@ def summarise_run(plan: Plan, lines: list[dict[str, Any]], clients: int, metric:
         **{name: _mean([scores[name] for scores in last]) for name in names},
         **{name: end.get(name) for name in ("harmed", "clearly_harmed", "ties")},
         "counted_clients": len(end["clients"]),
-        "negative": is_negative(betas, plan.scoring.last) if betas else None,
+        "negative": is_negative(betas) if betas else None,
         "detected_at": _detections(lines) if isinstance(plan.method.recovery, OnDetection) else None,
         "stopped_at": [b["round"] for a, b in _pairs(lines) if a["flag"] and not b["flag"]],
-        "dual_rounds": sum(line["recovering"] for line in lines),
+        "recovery_rounds": sum(line["recovering"] for line in lines),
         "refused_updates": sum(len(line["refused"]) for line in lines),
         "metric_in_percent": metric.percent,
-        "privacy": privacy_budget(plan, clients, len(lines)),
+        "privacy": privacy_budget(plan, clients, lines, buffers),
     }
 
 
-def privacy_budget(plan: Plan, clients: int, rounds: int) -> dict[str, Any]:
-    """What the noise really buys, in numbers and in words."""
+def privacy_budget(plan: Plan, clients: int, lines: list[dict[str, Any]], buffers: bool) -> dict[str, Any]:
+    """What the noise really buys, in numbers and in words: by the fewest answers that any round had."""
     privacy, aggregator = plan.environment.privacy, plan.method.aggregator
-    active = plan.environment.participation.wanted(clients)
+    answers = [len(line["answered"]) for line in lines if line["answered"]]
     sigma, sensitivity = 0.0, None
     if isinstance(privacy, Gaussian):
         sigma = privacy.sigma
-        if isinstance(aggregator, Bounded):
-            sensitivity = aggregator.sensitivity(privacy.S, active)
-    spent = budget(sigma=sigma, sensitivity=sensitivity, clients=clients, active=active, rounds=rounds)
-    return {"words": spent.in_words(), "epsilon": spent.epsilon_dp, "delta": spent.delta_dp}
+        if isinstance(aggregator, Bounded) and answers and not buffers:
+            sensitivity = max(aggregator.sensitivity(privacy.S, K) for K in set(answers))
+    spent = budget(
+        sigma=sigma,
+        sensitivity=sensitivity,
+        clients=clients,
+        active=plan.environment.participation.wanted(clients),
+        rounds=len(answers),
+        uniform=plan.environment.threat.share == 0,
+    )
+    words = spent.in_words()
+    if buffers and sigma:
+        words = "no guarantee: the model's buffers (BatchNorm's statistics) travel without noise"
+    return {"words": words, "epsilon": spent.epsilon_dp, "delta": spent.delta_dp}
 
 
 def _detections(lines: list[dict[str, Any]]) -> list[int]:

@@ -18,7 +18,7 @@ from lindt.federation import RoundResult, begin, federate, train_privately
 from lindt.parties import check
 from lindt.plan import Plan
 from lindt.problem import problem_for
-from lindt.records import about_run, summarise_run
+from lindt.records import about_run, fingerprint, summarise_run
 from lindt.store import Store
 from lindt.tasks import load_task
 
@@ -85,14 +85,19 @@ def run_plan(
     check_engine(engine, plan, device)
     problem = load_task(task) if task else problem_for(plan)
     check(plan, problem)
+    if store and task and store.about.get("data") != fingerprint(problem):
+        raise UserError(f"--task {task} gives other data than {folder} was begun with; draw them from a fixed seed")
     store = store or Store.create(folder, plan, about_run(plan, problem, task))
     with store.locked():
         carrier = choose_engine(
             engine, plan, problem, task=task, run=store.run, folder=store.private, cache=cache, device=device
         )
         try:
+            state = begin(plan, problem, store.run)
             saved = store.resume() if exists else None
-            state = saved or begin(plan, problem, store.run)
+            if saved and saved.w.shape != state.w.shape:
+                raise UserError(f"{folder}: its checkpoint has {len(saved.w)} weights, the model {len(state.w)}")
+            state = saved or state
             carrier.forget_after(state.round)
             yield Started(store, plan, len(problem.data), state.round)
             for client in train_privately(plan, carrier, state):
@@ -105,7 +110,7 @@ def run_plan(
                 yield Played(result)
         finally:
             carrier.close()
-        summary = summarise_run(plan, store.rounds(), len(problem.data), problem.metric_for(plan))
+        summary = summarise_run(plan, store.rounds(), problem, state.buffers.floats_F.numel() > 0)
         store.finish(summary)
     yield Ended(store, summary)
 

@@ -1,7 +1,7 @@
 """A run on disk: the resolved plan, one JSON line a round, the summary, a checkpoint.
 
     plan.toml       everything that decides the numbers
-    run.json        the run's id, its clients (sizes, labels, roles), versions of what computed it
+    run.json        the run's id, its clients (sizes, labels, who attacks), versions of what computed it
     rounds.jsonl    one line a round, no clock times: the same bytes for the same plan
     timing.jsonl    seconds a round
     summary.json    written when the run has ended
@@ -24,13 +24,14 @@ from typing import Any, final
 
 import tomli_w
 
-from lindt.checkpoint import load_checkpoint, save_checkpoint
+from lindt.checkpoint import load_checkpoint, private_names, save_checkpoint
 from lindt.disk import write_whole
 from lindt.errors import UserError
 from lindt.federation import RoundResult, RunState
 from lindt.plan import Plan
 from lindt.planfile import from_dict, from_toml, to_dict
 from lindt.records import round_line
+from lindt.versions import InFolder
 
 FORMAT = 1  # of the folder; a newer one is refused, not guessed at
 
@@ -41,6 +42,7 @@ class Store:
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self.folder, self.about = folder, about
+        self._kept: dict[int, int] = {}  # the round of each client's newest v_i
 
     @classmethod
     def create(cls, folder: Path, plan: Plan, about: Mapping[str, Any]) -> Store:
@@ -63,6 +65,8 @@ class Store:
             raise UserError(f"{folder} is no run: it has no readable run.json") from None
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise UserError(f"{folder}: written in another format than {FORMAT}; use the lindt that wrote it")
+        if not {"run", "clients", "metric_in_percent"} <= about.keys():
+            raise UserError(f"{folder}: run.json is damaged; start the run anew in another folder")
         return cls(folder, about)
 
     @property
@@ -81,25 +85,41 @@ class Store:
         return from_dict(self.plan_table())
 
     def plan_table(self) -> dict[str, Any]:
-        return from_toml((self.folder / "plan.toml").read_text(), str(self.folder / "plan.toml"))
+        path = self.folder / "plan.toml"
+        try:
+            return from_toml(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError):
+            raise UserError(f"{path} cannot be read; start the run anew in another folder") from None
 
     def rounds(self) -> list[dict[str, Any]]:
         return list(read_lines(self.folder / "rounds.jsonl"))
 
     def summary(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
+        try:
+            found = json.loads((self.folder / "summary.json").read_text())
+        except (OSError, ValueError):
+            found = None
+        if not isinstance(found, dict) or "detected_at" not in found:
+            raise UserError(f"{self.folder}: summary.json is damaged; delete it and resume the run")
         return found
 
     def append(self, state: RunState, result: RoundResult, seconds: float) -> None:
         """A finished round, durable once this returns: its line first, then the checkpoint that counts it."""
         _append(self.folder / "rounds.jsonl", _json(round_line(result)) + b"\n")
         _append(self.folder / "timing.jsonl", _json({"round": result.round, "seconds": round(seconds, 4)}) + b"\n")
-        save_checkpoint(self.folder / "checkpoint", state)
+        if result.recovering:
+            versions = InFolder(self.private, self.run)
+            self._kept |= {i: state.round for i in result.answered if versions.has(i, state.round)}
+        save_checkpoint(self.folder / "checkpoint", state, self._kept)
 
     def resume(self) -> RunState | None:
         """The last checkpoint, with later lines cut off; None where no round has ended yet."""
         state = load_checkpoint(self.folder / "checkpoint", self.run)
         done = state.round if state else 0
+        self._kept = private_names(self.folder / "checkpoint", done) if state else {}
+        for client, round in self._kept.items():
+            if not InFolder(self.private, self.run).has(client, round):
+                raise UserError(f"{self.private}: client {client}'s v_i of round {round} is gone; start the run anew")
         for name in ("rounds.jsonl", "timing.jsonl"):
             path = self.folder / name
             kept = [line for line in read_lines(path) if line["round"] <= done]
@@ -138,6 +158,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
             found = json.loads(line)
         except ValueError:
             raise UserError(f"{path}: a damaged line, {line[:60]!r}; start the run anew in another folder") from None
+        wanted = {"round", "scores", "flag", "answered"} if path.name == "rounds.jsonl" else {"round"}
+        if not isinstance(found, dict) or not wanted <= found.keys():
+            raise UserError(f"{path}: a damaged line, {line[:60]!r}; start the run anew in another folder")
         yield found
 
 

@@ -17,13 +17,14 @@ def load_task(name: str) -> Problem:
         raise UserError(f"--task {name}: write it as package.module:function")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), function)
-    except ModuleNotFoundError as error:
+        loaded = importlib.import_module(module)
+    except (ImportError, SyntaxError, TypeError, ValueError) as error:
         raise UserError(f"--task {name}: {error}; run it from the folder that holds the module") from None
-    except AttributeError:
-        raise UserError(f"--task {name}: {module} has no {function}") from None
     finally:
         sys.path.pop(0)
+    found = getattr(loaded, function, None)
+    if not callable(found):
+        raise UserError(f"--task {name}: {module} has no function {function}")
     problem = found()
     if not isinstance(problem, Problem):
         raise UserError(f"--task {name}: it returned a {type(problem).__name__}; return a lindt.Problem")

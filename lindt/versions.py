@@ -83,6 +83,9 @@ class InFolder:
         home = self.folder / f"client-{client:05d}"
         return [int(path.stem.removeprefix("round-")) for path in home.glob("round-*.safetensors")]
 
+    def has(self, client: int, round: int) -> bool:
+        return self._path(client, round).exists()
+
     def read(self, client: int, round: int) -> Kept:
         path = self._path(client, round)
         try:

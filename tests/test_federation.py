@@ -174,8 +174,8 @@ def test_the_flag_reaches_the_clients_in_the_round_after_detection() -> None:
     plan = without_scores(plan)
     engine = Scripted(answers(0.0, 1.0))
     state, result = play_round(state_of(0.0), plan, problem, engine)
-    # A suspicion is measured at once; these clients have no tally to give, so there is no score.
-    assert {(t.kind, t.recovering) for t in engine.tasks} == {("train", False), ("evaluate", True)}
+    # A suspicion is measured at once, before the cure; these clients have no tally to give, so there is no score.
+    assert {(t.kind, t.recovering) for t in engine.tasks} == {("train", False), ("evaluate", False)}
     assert result.scores is None
     assert (result.recovering, state.recovery.on) == (False, True)
 

@@ -63,7 +63,7 @@ FULL = Plan(
         Gaussian(S=3.0, sigma=1e-7),
     ),
     method=Method(
-        Dual(points=("a", "b.c"), scale="cosine", position="before", first="random", trains="head"),
+        Dual(points=("a", "b.c:step"), scale="cosine", first="random", trains="head"),
         TrimmedMean(0.3),
         Proximal(0.5),
         OnDetection(0.2, 3, "spread", "consecutive", QuietRounds(4), "once"),

@@ -38,7 +38,7 @@ def test_a_run_is_a_folder(tmp_path: Path) -> None:
     assert "gradient/head" in lines[-1]["scores"]["notes"]
     summary = store.summary()
     assert summary["detected_at"] == [2]
-    assert summary["dual_rounds"] == 2
+    assert summary["recovery_rounds"] == 2
     assert summary["beta"] == pytest.approx(lines[-1]["scores"]["beta"])
     assert sum(client["attacker"] for client in store.about["clients"]) == 1
     assert sum(client["train"] + client["test"] for client in store.about["clients"]) == 1797
@@ -163,7 +163,11 @@ def test_rounds_have_no_clock_times(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("nocolon", "package.module:function"), ("no.such:thing", "No module"), ("json:nothing", "has no nothing")],
+    [
+        ("nocolon", "package.module:function"),
+        ("no.such:thing", "No module"),
+        ("json:nothing", "has no function nothing"),
+    ],
 )
 def test_a_task_that_is_not_there(name: str, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):

@@ -64,7 +64,7 @@ class Adaptation(Protocol):
 class Choosy(Protocol):
     """An adaptation that not every model suits."""
 
-    def fits(self, model: nn.Module) -> None:
+    def fits(self, model: nn.Module, x: Tensor) -> None:
         """Raise a PlanError before anything trains if this model will not do."""
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from lindt.adaptations.base import Context, First, Predictor, Step, descend, first_private
 from lindt.data.examples import Batch
+from lindt.errors import require
 from lindt.intertwining import Intertwined, Position, Scale, intertwine
 from lindt.weights import trainable
 
@@ -32,8 +34,12 @@ class Dual:
         """c5-c6: v_i starts as the received w, or at random."""
         return first_private(shared, self.first)
 
-    def fits(self, model: nn.Module) -> None:
-        self.dual(model, model)
+    def __post_init__(self) -> None:
+        named = bool(self.points) and self.position == "before"
+        require(not named, "position", self.position, "chooses among default points; leave it where points are named")
+
+    def fits(self, model: nn.Module, x: Tensor) -> None:
+        self.dual(model, copy.deepcopy(model))(x)
 
     def dual(self, shared: nn.Module, private: nn.Module) -> Intertwined:
         """c7: layer-wise intertwine G(., w_i) with L_i(., v_i)."""

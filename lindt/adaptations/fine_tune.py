@@ -35,8 +35,8 @@ class FineTuneHead:
         require(self.epochs >= 1, "epochs", self.epochs, "fine-tune for at least 1 epoch")
         require(self.batch >= 1, "batch", self.batch, "a batch has at least 1 sample")
 
-    def fits(self, model: nn.Module) -> None:
-        self.layer(model)
+    def fits(self, model: nn.Module, x: Tensor) -> None:
+        _input_of(model, self.layer(model), x)
 
     def layer(self, model: nn.Module) -> nn.Module:
         """The head, by name."""
@@ -65,8 +65,22 @@ class FineTuneHead:
 
         for _ in fit(step, LocalWork(cached, self.epochs), self.batch, ctx.generator, ctx.device):
             pass
-        tuned.eval()
-        return lambda x: tuned(_input_of(shared, head, x))
+        return _Tuned(shared, head, tuned).eval()
+
+
+@final
+class _Tuned(nn.Module):
+    """The frozen base with the client's own head."""
+
+    def __init__(self, base: nn.Module, head: nn.Module, tuned: nn.Module) -> None:
+        super().__init__()
+        self.tuned = tuned
+        self._base = (base, head)  # not registered: they are the shared model's
+
+    def forward(self, x: Tensor) -> Tensor:
+        base, head = self._base
+        output: Tensor = self.tuned(_input_of(base, head, x))
+        return output
 
 
 def last_layer(model: nn.Module) -> str:

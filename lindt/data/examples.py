@@ -18,6 +18,12 @@ from lindt.errors import UserError
 Batch = tuple[Tensor, Tensor]
 
 
+class Digest(Protocol):
+    """A hash from hashlib."""
+
+    def update(self, data: bytes, /) -> None: ...
+
+
 class Examples(Protocol):
     """n samples with their labels, taken a batch at a time."""
 
@@ -159,3 +165,11 @@ def as_examples(samples: object) -> Examples:
         f"a client's data is a {type(samples).__name__}; give a pair (x, y) of tensors or arrays, "
         "or a map-style dataset of (x, y) pairs"
     )
+
+
+def add_samples(digest: Digest, data: Examples) -> None:
+    """The content of a client's samples, for a hash of what was learned from."""
+    for rows in torch.arange(len(data)).split(1024):
+        for tensor in data.take(rows):
+            digest.update(str((tensor.shape, tensor.dtype)).encode())
+            digest.update(tensor.contiguous().numpy().tobytes())

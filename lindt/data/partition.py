@@ -16,7 +16,6 @@ from typing import Protocol, final
 import numpy as np
 
 from lindt.data.shares import (
-    MIN_TEST,
     MIN_TRAIN,
     IntArray,
     Share,
@@ -47,10 +46,15 @@ class Partition(Protocol):
 class Iid:
     """IID: the data are shuffled and everyone gets the same amount (sizes differ by at most one)."""
 
+    floor: int = 10
+
+    def __post_init__(self) -> None:
+        require_floor(self.floor)
+
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
     ) -> list[Share]:
-        check_amounts(train_labels_n, test_labels_n, clients, MIN_TEST)
+        check_amounts(train_labels_n, test_labels_n, clients, self.floor)
         train = draw_for(seed, "train").permutation(len(train_labels_n))
         test = draw_for(seed, "test").permutation(len(test_labels_n))
         # The odd test rows start where the odd train rows end, so that the sums, too, differ by at most one.
@@ -75,7 +79,7 @@ class Classes:
     def __post_init__(self) -> None:
         require(self.per_client >= 1, "per_client", self.per_client, "give everyone at least 1 class")
         require(isfinite(self.spread) and self.spread >= 0, "spread", self.spread, "give a number of at least 0")
-        require(self.floor >= MIN_TEST, "floor", self.floor, "everyone needs at least 1 test sample")
+        require_floor(self.floor)
 
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
@@ -107,7 +111,7 @@ class Groups:
         require(len(self.classes) == len(self.clients), "classes", self.classes, fix)
         require(min(self.classes) >= 1, "classes", self.classes, "give everyone at least 1 class")
         require(isfinite(self.spread) and self.spread >= 0, "spread", self.spread, "give a number of at least 0")
-        require(self.floor >= MIN_TEST, "floor", self.floor, "everyone needs at least 1 test sample")
+        require_floor(self.floor)
 
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
@@ -134,7 +138,7 @@ class Dirichlet:
 
     def __post_init__(self) -> None:
         require(isfinite(self.alpha) and self.alpha > 0, "alpha", self.alpha, "give a number above 0")
-        require(self.floor >= MIN_TEST, "floor", self.floor, "everyone needs at least 1 test sample")
+        require_floor(self.floor)
 
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
@@ -152,8 +156,13 @@ class Roles:
     """By role: each speaking role is one client; with more roles than clients, a seeded sample of the roles.
 
     The one allocation that may leave rows unused: those of roles not sampled, and of roles with fewer than 2
-    train rows or no test row, which cannot be a client. Clients are in the order of the role ids.
+    train rows or `floor` test rows, which cannot be a client. Clients are in the order of the role ids.
     """
+
+    floor: int = 10
+
+    def __post_init__(self) -> None:
+        require_floor(self.floor)
 
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
@@ -163,10 +172,14 @@ class Roles:
         given, needed = [len(ids) for ids in roles], [len(train_labels_n), len(test_labels_n)]
         if given != needed:
             raise UserError(f"partition Roles: {given} train and test rows have roles; give one each for {needed}")
-        usable = np.intersect1d(occurring(roles[0], MIN_TRAIN), occurring(roles[1], MIN_TEST))
+        usable = np.intersect1d(occurring(roles[0], MIN_TRAIN), occurring(roles[1], self.floor))
         require(1 <= clients <= len(usable), "clients", clients, f"take 1 to {len(usable)}, the usable roles")
         chosen = np.sort(draw_for(seed, "roles").choice(usable, size=clients, replace=False))
         return [Share(np.flatnonzero(roles[0] == role), np.flatnonzero(roles[1] == role)) for role in chosen]
+
+
+def require_floor(floor: int) -> None:
+    require(floor >= 1, "floor", floor, "everyone needs at least 1 test sample to be measured on")
 
 
 def label_counts(labels_n: IntArray, rows: Sequence[IntArray], classes: int) -> IntArray:

@@ -17,7 +17,6 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 MIN_TRAIN = 2  # a private model needs one sample to train on and one to hold out
-MIN_TEST = 1  # an accuracy needs something to be measured on
 # A floor is reached in about ten raises; only one that takes nearly all test rows needs hundreds.
 RAISES = 2000
 

@@ -50,7 +50,7 @@ def split_by_class(y: np.ndarray[tuple[int], np.dtype[np.int64]], share: float, 
         cut = round(share * len(rows))
         test.extend(int(row) for row in rows[:cut])
         train.extend(int(row) for row in rows[cut:])
-    return torch.tensor(sorted(train)), torch.tensor(sorted(test))
+    return torch.tensor(sorted(train), dtype=torch.int64), torch.tensor(sorted(test), dtype=torch.int64)
 
 
 def cifar10(test_share: float, seed: int) -> Pools:

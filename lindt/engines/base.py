@@ -50,7 +50,7 @@ class Reply:
 class Engine(Protocol):
     def available(self) -> Sequence[int]: ...
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
-        """Replies as they come; a client that fails sends none. The caller may stop listening."""
+        """Replies, as they come or in the order asked. Where clients are far away, one that fails sends none."""
         ...
 
     def forget_after(self, round: int) -> None:

@@ -33,7 +33,6 @@ class InProcess:
         device: str = "cpu",
     ) -> None:
         torch.set_num_threads(plan.threads)
-        torch.set_flush_denormal(True)  # activations that have died out would slow the processor down a hundredfold
         versions: Versions = InMemory() if folder is None else InFolder(folder, run)
         place = Place(
             plan=plan,

@@ -25,6 +25,7 @@ from lindt.parties import attackers_of
 from lindt.plan import Plan
 from lindt.planfile import to_dict
 from lindt.problem import Problem, first_model
+from lindt.records import fingerprint
 from lindt.versions import InFolder, forget_after
 from lindt.weights import read_buffers, read_w
 
@@ -79,6 +80,7 @@ class Processes:
         self._setup = {
             "plan": to_dict(plan), "task": task, "run": run, "folder": str(folder.resolve()),
             "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": self.count,
+            "data": fingerprint(problem) if task else None,
         }  # fmt: skip
         epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
         hostile = attackers_of(plan, len(problem.data))
@@ -101,6 +103,7 @@ class Processes:
         if not tasks:
             return
         self._start()
+        self._finish_abandoned()
         self.weights.put(0, tasks[0].w, tasks[0].buffers)
         waiting = sorted(range(len(tasks)), key=lambda place: self._cost[tasks[place].client])  # popped from the end
         done: dict[int, Reply] = {}
@@ -129,6 +132,14 @@ class Processes:
     def _start(self) -> None:
         while len(self._workers) < self.count:
             self._workers.append(_Worker(self._setup | {"slot": len(self._workers) + 1}, self._file.fileno()))
+
+    def _finish_abandoned(self) -> None:
+        """Whoever stopped listening to the last dispatch left workers at work: their answers are for nobody."""
+        for worker in self._workers:
+            if worker.task is not None:
+                with suppress(EOFError):  # if it has died, the selector will say so
+                    worker.line.receive()
+                worker.task = None
 
     def _give(self, worker: _Worker, waiting: list[int], tasks: Sequence[Task]) -> None:
         if waiting:

@@ -20,6 +20,7 @@ from lindt.engines.wire import Line, SharedWeights, reply_line
 from lindt.errors import UserError
 from lindt.planfile import from_dict
 from lindt.problem import problem_for
+from lindt.records import fingerprint
 from lindt.tasks import load_task
 
 
@@ -47,6 +48,8 @@ def main(socket_number: int, shared_number: int) -> None:
 def _engine(setup: dict[str, Any]) -> InProcess:
     plan = from_dict(setup["plan"])
     problem = load_task(setup["task"]) if setup["task"] else problem_for(plan)
+    if setup["task"] and fingerprint(problem) != setup["data"]:
+        raise UserError(f"--task {setup['task']} gives other data in every process; draw them from a fixed seed")
     return InProcess(
         plan,
         problem,

@@ -83,6 +83,7 @@ def budget(
     clients: int,
     active: int,
     rounds: int,
+    uniform: bool = True,
     delta_dp: float | None = None,
 ) -> Budget:
     """The budget of `rounds` rounds of Eq. 4 with `active` (K) of `clients` (N) in each.
@@ -93,8 +94,8 @@ def budget(
     1/N, since at 1/N one could publish a random client's data in full.
 
     Two accounts are valid, and the smaller is returned. The plain one holds whoever takes part. The amplified
-    one needs a uniform and secret choice of K among N; a fixed share of attackers per round is not quite
-    uniform. For the paper's small sigma the plain one is the smaller.
+    one needs a `uniform` and secret choice of K among N, which a fixed share of attackers per round is not. For
+    the paper's small sigma the plain one is the smaller.
     """
     require(math.isfinite(sigma) and sigma >= 0, "sigma", sigma, "take a finite number, 0 or larger")
     require(sensitivity is None or sensitivity > 0, "sensitivity", sensitivity, "take a number above 0, or None")
@@ -121,7 +122,7 @@ def budget(
 
     plain = _epsilon_dp(min(z, _MOST_NOISE), rounds, delta_dp, _ORDERS)
     sampled = math.inf
-    if active < clients:  # a whole federation taking part is no sample
+    if uniform and active < clients:  # a whole federation taking part is no sample
         few = min(z, _MOST_SAMPLED_NOISE)
         sampled = _epsilon_dp(few, rounds, delta_dp, _SAMPLED_ORDERS, sample=(active, clients))
     epsilon_dp, amplified = min(plain, sampled), sampled < plain

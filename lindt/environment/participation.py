@@ -29,6 +29,7 @@ class Sampled:
 
     `over_select` asks that many more and takes the first K answers, as real servers do; in a simulation the
     order of arrival is the drawn order, and those who come too late have trained for nothing.
+    The attackers' share is then kept among those asked, not among the K that are taken.
     """
 
     rate: float = 0.1

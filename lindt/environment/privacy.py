@@ -49,7 +49,8 @@ class Gaussian:
 
     def __post_init__(self) -> None:
         require(self.S > 0, "S", self.S, "the bound on an update's norm must be above 0")
-        require(self.sigma >= 0, "sigma", self.sigma, "the noise's standard deviation must be 0 or more")
+        fix = "the noise's standard deviation must be 0 or more, and not absurd"
+        require(0 <= self.sigma <= 1e6, "sigma", self.sigma, fix)
 
     def clip(self, updates_KP: Tensor) -> Tensor:
         norms_K = torch.linalg.vector_norm(updates_KP, dim=1)

@@ -53,7 +53,9 @@ def play(session: Session, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any
         try:
             found.append((label, _play_one(session, label, plan, folder)))
         except KeyboardInterrupt:
-            session.say(f"stopped; what was played is kept in {folder}: the same command with --resume goes on")
+            out = folder if len(jobs) == 1 else folder.parent
+            hint = f"stopped; what was played is kept: the same command with --out {out} --resume goes on"
+            print(hint, file=sys.stderr if session.as_json else sys.stdout)
             sys.exit(130)
     return found
 
@@ -90,6 +92,8 @@ def _play_one(session: Session, label: str, plan: Plan | None, folder: Path) -> 
 
 def compare_methods(session: Session, base: Plan, names: Sequence[str], folder: Path) -> None:
     for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"--methods names {name} twice")
         if name not in METHODS:
             raise UserError(f"--methods {name}: choose among {', '.join(METHODS)}")
     if not names:
@@ -151,6 +155,8 @@ def describe_data(session: Session, plan: Plan, picture: Path) -> None:
         for label, count in one["labels"].items():
             counts[one["client"], int(label)] = count
     attackers = frozenset(one["client"] for one in clients if one["attacker"])
+    if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UserError(f"-o {picture}: name a .png, .svg or .pdf file")
     draw_labels(counts, picture, about["class_names"] or None, attackers=attackers)
     if session.as_json:
         _line({"picture": str(picture), "clients": clients})

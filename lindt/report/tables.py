@@ -22,7 +22,10 @@ def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Tab
         pad_edge=False,
         collapse_padding=True,
     )
-    table.caption = "worse off: clients with beta_i < 0, in brackets those clearly so (paired test, 95%)"
+    table.caption = (
+        "means over the last scored rounds; worse off: clients with beta_i < 0 in the last one,\n"
+        "in brackets those clearly so (paired test, 95%)"
+    )
     table.add_column("", no_wrap=True)
     for name in ("central", "local", "alone", "beta", "worse off", "backdoor", "flagged"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -15,7 +15,7 @@ from lindt.errors import PlanError, UserError
 
 CIFAR = np.repeat(np.arange(10), 5000), np.repeat(np.arange(10), 1000)
 BY_LABEL = [
-    Iid(),
+    Iid(floor=1),
     Classes(1),
     Classes(2),
     Classes(5),
@@ -75,14 +75,14 @@ def test_the_seed_decides(scheme: Partition) -> None:
 
 
 def test_iid_clients_get_the_same_amount_and_all_classes() -> None:
-    shares = Iid().split(*CIFAR, clients=100, seed=0)
+    shares = Iid(floor=1).split(*CIFAR, clients=100, seed=0)
     assert set(map(tuple, sizes(shares))) == {(500, 100)}
     assert label_counts(CIFAR[0], [s.train for s in shares], 10).min() > 20
 
 
 def test_iid_sizes_differ_by_at_most_one_in_sum_too() -> None:
     # 10 = 4 + 3 + 3 train rows; the odd one of 4 test rows goes to another client than the odd train row.
-    assert sizes(Iid().split(np.zeros(10, int), np.zeros(4, int), 3, seed=0)).tolist() == [
+    assert sizes(Iid(floor=1).split(np.zeros(10, int), np.zeros(4, int), 3, seed=0)).tolist() == [
         [4, 1],
         [3, 2],
         [3, 1],
@@ -171,13 +171,13 @@ def test_labels_may_have_gaps() -> None:
 
 def test_roles_keep_their_rows() -> None:
     roles = np.array([5, 5, 9, 9, 5, 9]), np.array([9, 5, 5])
-    shares = Roles().split(np.zeros(6, int), np.zeros(3, int), 2, seed=0, roles=roles)
+    shares = Roles(floor=1).split(np.zeros(6, int), np.zeros(3, int), 2, seed=0, roles=roles)
     assert [[rows.tolist() for rows in share] for share in shares] == [[[0, 1, 4], [1, 2]], [[2, 3, 5], [0]]]
 
 
 def test_roles_are_sampled_when_there_are_more_than_clients() -> None:
     roles = np.repeat(np.arange(30), 4), np.repeat(np.arange(30), 2)
-    draws = [Roles().split(roles[0], roles[1], 5, seed, roles) for seed in (0, 0, 1)]
+    draws = [Roles(floor=1).split(roles[0], roles[1], 5, seed, roles) for seed in (0, 0, 1)]
     assert same(draws[0], draws[1])
     assert not same(draws[0], draws[2])
     owners = [set(roles[0][s.train]) | set(roles[1][s.test]) for s in draws[0]]
@@ -187,10 +187,10 @@ def test_roles_are_sampled_when_there_are_more_than_clients() -> None:
 
 def test_a_role_too_small_to_be_a_client_is_passed_over() -> None:
     roles = np.array([0, 0, 1, 2, 2, 3, 3]), np.array([0, 1, 2])  # 1 has one train row, 3 no test row
-    shares = Roles().split(np.zeros(7, int), np.zeros(3, int), 2, 0, roles)
+    shares = Roles(floor=1).split(np.zeros(7, int), np.zeros(3, int), 2, 0, roles)
     assert [share.train.tolist() for share in shares] == [[0, 1], [3, 4]]
     with pytest.raises(PlanError, match="clients = 3: take 1 to 2, the usable roles"):
-        Roles().split(np.zeros(7, int), np.zeros(3, int), 3, 0, roles)
+        Roles(floor=1).split(np.zeros(7, int), np.zeros(3, int), 3, 0, roles)
 
 
 def test_label_counts_by_hand() -> None:
@@ -221,8 +221,8 @@ def test_what_cannot_be_is_refused_at_once(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("scheme", "clients", "message"),
     [
-        (Iid(), 0, "clients = 0: take at least 1"),
-        (Iid(), 46, "clients = 46: 2 training samples each make 92, the data have 90; take fewer clients"),
+        (Iid(floor=1), 0, "clients = 0: take at least 1"),
+        (Iid(floor=1), 46, "clients = 46: 2 training samples each make 92, the data have 90; take fewer clients"),
         (
             Classes(floor=20),
             4,
@@ -250,6 +250,6 @@ def test_what_the_data_cannot_give_is_refused(scheme: Partition, clients: int, m
 
 def test_roles_must_be_told() -> None:
     with pytest.raises(UserError, match="name no role for a row; choose another partition"):
-        Roles().split(np.zeros(4, int), np.zeros(2, int), 1, seed=0)
+        Roles(floor=1).split(np.zeros(4, int), np.zeros(2, int), 1, seed=0)
     with pytest.raises(UserError, match=r"\[3, 2\] train and test rows have roles; give one each for \[4, 2\]"):
-        Roles().split(np.zeros(4, int), np.zeros(2, int), 1, seed=0, roles=(np.zeros(3, int), np.zeros(2, int)))
+        Roles(floor=1).split(np.zeros(4, int), np.zeros(2, int), 1, seed=0, roles=(np.zeros(3, int), np.zeros(2, int)))

@@ -15,12 +15,14 @@ import torch
 from worlds import tiny, tiny_runtime
 
 from lindt.engines.processes import Processes
+from lindt.environment import Environment
+from lindt.environment.participation import Sampled
 from lindt.errors import UserError
 from lindt.federation import federate
 from lindt.methods import METHODS
-from lindt.models import Lstm
-from lindt.plan import Plan
+from lindt.plan import Alone, Plan
 from lindt.problem import problem_for
+from lindt.tasks import load_task
 
 
 def alive(pid: int) -> bool:
@@ -89,12 +91,49 @@ def test_a_mistake_in_a_worker_is_told_as_a_mistake() -> None:
         engine.close()
 
 
-def test_a_failure_in_a_worker_is_told_with_its_traceback() -> None:
-    plan: Plan = tiny(model=Lstm(hidden=4))  # characters, where the digits are pictures
-    engine = Processes(plan, problem_for(plan), workers=1)
+TASK = """
+import torch
+from lindt import Problem
+from torch.nn.functional import cross_entropy
+
+def loss(output, y):
+    if len(y) > 2:
+        raise ArithmeticError("only two at a time")
+    return cross_entropy(output, y)
+
+def problem():
+    data = torch.zeros(20, 2), torch.zeros(20, dtype=torch.int64)
+    return Problem([(data, data)] * 6, lambda: torch.nn.Linear(2, 2), loss)
+
+def fickle():
+    data = torch.rand(20, 2), torch.zeros(20, dtype=torch.int64)
+    return Problem([(data, data)] * 6, lambda: torch.nn.Linear(2, 2))
+"""
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "odd_task.py").write_text(TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "odd_task"
+
+
+def test_a_failure_in_a_worker_is_told_with_its_traceback(task: str) -> None:
+    plan = tiny(environment=Environment(Sampled(rate=1.0)), alone=Alone(private=False))
+    engine = Processes(plan, load_task(f"{task}:problem"), task=f"{task}:problem", workers=1)
     try:
-        with pytest.raises(RuntimeError, match="a worker failed"):
-            list(federate(plan, engine=engine))
+        with pytest.raises(RuntimeError, match="only two at a time"):
+            list(federate(plan, problem=load_task(f"{task}:problem"), engine=engine))
+    finally:
+        engine.close()
+
+
+def test_a_task_that_draws_other_data_in_every_process_is_refused(task: str) -> None:
+    plan = tiny(environment=Environment(Sampled(rate=1.0)), alone=Alone(private=False))
+    engine = Processes(plan, load_task(f"{task}:fickle"), task=f"{task}:fickle", workers=1)
+    try:
+        with pytest.raises(UserError, match="draw them from a fixed seed"):
+            list(federate(plan, problem=load_task(f"{task}:fickle"), engine=engine))
     finally:
         engine.close()
 
