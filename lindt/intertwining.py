@@ -103,10 +103,10 @@ class Intertwined(nn.Module):
         with _hooks(self.global_model, self.points, keep):
             global_output = self.global_model(x)
         for name in self.points:
-            if kept.get(name) is global_output:
-                raise PlanError("points", name, "its output are the logits; attach before the last layer")
             if name not in kept:
                 raise UserError(_fired(name, "not at all"))
+            if kept[name][0] is global_output:
+                raise PlanError("points", name, "its output are the logits; attach before the last layer")
         with _hooks(self.local_model, self.points, replace):
             local_output = self.local_model(x)
         if kept:

@@ -123,6 +123,10 @@ def test_two_processes_on_one_run_are_refused(tmp_path: Path) -> None:
         ("rounds.jsonl", b"{damaged}\n", "damaged line"),
         ("rounds.jsonl", b"", "0 of the 2 rounds"),
         ("checkpoint/round-000002.safetensors", b"\0" * 64, "is damaged"),
+        ("rounds.jsonl", b'[1]\n{"round": 2}\n', "damaged line"),
+        ("run.json", b'{"format": 1}', "run.json is damaged"),
+        ("plan.toml", b"\xff\xfe", "cannot be read"),
+        ("summary.json", b"{}", "summary.json is damaged"),
         ("plan.toml", b"rounds = 'x'", "rounds = 'x': give a whole number"),
     ],
 )
