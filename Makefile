@@ -27,7 +27,7 @@ format: $(VENV)/ready ## Format and mend what can be mended
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/ready ## Ourselves and the peers on the same work (10 minutes; makes the peers' environments once)
+bench: $(VENV)/ready ## Ourselves and the peers on the same work (a quarter of an hour)
 	$(BIN)/python benchmarks/run.py
 
 bench-smoke: $(VENV)/ready ## A tiny pass of the benchmark: fails on breakage, not on time

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import subprocess
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -83,7 +84,7 @@ def smoke() -> None:
 def measure(passes: int, only: list[str] | None, patience: Patience) -> dict[str, object]:
     from probes import SWEEPS, asked, start_up
 
-    load, others = os.getloadavg(), others_now(2.0)
+    load, others, measured = os.getloadavg(), others_now(2.0), revision()
     contestants = {}
     for group, count in ((ROUND, passes), (LSTM, passes), (EVALUATION, min(passes, 3))):
         chosen = [c for c in group if not only or c.key in only]
@@ -100,11 +101,18 @@ def measure(passes: int, only: list[str] | None, patience: Patience) -> dict[str
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
+        "revision": measured,  # as it was when the contestants were started
         "load before": load,
         "others' share of the cores before": others,
         "contestants": contestants,
         "probes": probes,
     }
+
+
+def revision() -> str:
+    """Of the code that was measured; "+" after it: with changes not committed."""
+    asked = ["git", "describe", "--always", "--dirty=+"]
+    return subprocess.run(asked, cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def machine() -> dict[str, object]:

@@ -123,7 +123,7 @@ def figure(found: dict[str, Any], to: Path) -> None:
     floor = median(seconds(found, "sgemm2"))
     axes.axvline(floor, color="black", linestyle=":", linewidth=1)
     axes.text(floor, len(keys) - 0.4, " sgemm peak", fontsize=8, va="bottom")
-    axes.set_xlabel("seconds a round: 10 clients x 500 pictures, batch 10, the paper's CNN (median, min to max)")
+    axes.set_xlabel("seconds a round of the paper's CNN: median, min to max")
     axes.spines[["top", "right"]].set_visible(False)
     drawing.savefig(to, metadata={"Date": None})
 
