@@ -23,7 +23,7 @@ def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Tab
         collapse_padding=True,
     )
     table.caption = (
-        "means over the last scored rounds; worse off: clients with beta_i < 0 in the last one,\n"
+        "means over the last scored rounds; worse off: beta_i < 0 in the last one,\n"
         "in brackets those clearly so (paired test, 95%)"
     )
     table.add_column("", no_wrap=True)

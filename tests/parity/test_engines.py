@@ -14,11 +14,13 @@ import pytest
 import torch
 from worlds import tiny, tiny_runtime
 
+from lindt.engines.base import Task
+from lindt.engines.inprocess import InProcess
 from lindt.engines.processes import Processes
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.errors import UserError
-from lindt.federation import federate
+from lindt.federation import begin, federate
 from lindt.methods import METHODS
 from lindt.plan import Alone, Plan
 from lindt.problem import problem_for
@@ -79,6 +81,27 @@ def test_a_worker_that_dies_is_replaced_and_its_task_repeated() -> None:
         engine.close()
     assert [r for _, r in found] == [r for _, r in straight]
     assert torch.equal(found[-1][0].w, straight[-1][0].w)
+
+
+def test_answers_that_nobody_waited_for_are_not_taken_for_others() -> None:
+    plan = tiny()
+    problem = problem_for(plan)
+    state = begin(plan, problem)
+    tasks = [Task("train", "", i, 1, state.w, state.buffers, recovering=False) for i in range(6)]
+    engine = Processes(plan, problem, workers=2)
+    try:
+        abandoned = iter(engine.dispatch(tasks))
+        next(abandoned)
+        del abandoned  # workers are still at it
+        there = list(engine.dispatch(tasks[::-1]))
+    finally:
+        engine.close()
+    here = list(InProcess(plan, problem).dispatch(tasks[::-1]))
+    assert [reply.client for reply in there] == [5, 4, 3, 2, 1, 0]
+    for mine, theirs in zip(here, there, strict=True):
+        assert mine.w is not None
+        assert theirs.w is not None
+        assert torch.equal(mine.w, theirs.w)
 
 
 def test_a_mistake_in_a_worker_is_told_as_a_mistake() -> None:
