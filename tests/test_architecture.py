@@ -27,6 +27,7 @@ LAYERS = [
     {"engines", "store"},
     {"running", "presets"},
     {"export", "report"},
+    {"commands"},
     {"cli"},
 ]
 

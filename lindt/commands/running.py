@@ -1,0 +1,111 @@
+"""`lindt run`, `compare`, `demo`."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lindt import presets
+from lindt.commands.options import (
+    Device,
+    Engine,
+    Json,
+    PlanName,
+    Resume,
+    Rounds,
+    Seed,
+    Sets,
+    Task,
+    console_for,
+    plan_name,
+)
+from lindt.errors import UserError
+
+ALL_METHODS = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm"
+
+
+def run(
+    plan: PlanName = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-seedN.")] = None,
+    engine: Engine = "auto",
+    device: Device = "cpu",
+    resume: Resume = False,
+    task: Task = None,
+    sets: Sets = [],  # noqa: B006  # typer copies it
+    as_json: Json = False,
+) -> None:
+    """Run a plan: one federation, with detection and recovery as its method says.
+
+    Without PLAN the default runs: digits-nfl, a federation that goes wrong, is caught and mended. With --task
+    and no PLAN: own-task. A run is a folder: plan.toml, rounds.jsonl (one line a round), summary.json.
+
+    Examples:
+
+    `lindt run`
+
+    `lindt run digits-nfl --seed 3 --set environment.privacy.sigma=0.003 --out runs/noisy`
+
+    `lindt run digits-nfl --set method=lindt-tm --set data.allocation.kind=dirichlet`
+
+    `lindt run --task mypackage.mydata:problem --set method.recovery.epsilon=0.5`
+
+    `lindt run --out runs/noisy --resume`
+    """
+    from lindt.report.sessions import Session, play
+
+    named = plan is not None or bool(sets) or seed is not None or rounds is not None
+    resolved = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
+    folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
+    kept = resume and not named and (folder / "plan.toml").exists()
+    session = Session(console_for(as_json), as_json, resume, engine, device, task)
+    play(session, [(resolved.name, None if kept else resolved, folder)])
+
+
+def compare(
+    plan: PlanName = None,
+    methods: Annotated[str, typer.Option(help="Names from `lindt methods`, with commas.")] = ALL_METHODS,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="A folder of runs; by default runs/NAME-seedN-compared.")] = None,
+    engine: Engine = "auto",
+    device: Device = "cpu",
+    resume: Resume = False,
+    task: Task = None,
+    sets: Sets = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Run several methods in one environment and print a table like the paper's main one.
+
+    Private training (each client alone) and centralized training are printed beside them as references.
+
+    `lindt compare digits-nfl --methods fedavg,apfl,lindt --rounds 40`
+    """
+    from lindt.report.sessions import Session, compare_methods
+
+    for assignment in sets:
+        if assignment.partition("=")[0].partition(".")[0].strip() == "method":
+            raise UserError(f"--set {assignment}: compare takes its methods from --methods; use `lindt run` for this")
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    base = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
+    folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
+    compare_methods(Session(console_for(as_json), as_json, resume, engine, device, task), base, names, folder)
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="A folder of runs; by default the next free runs/demo-N.")] = None,
+    seed: Seed = None,
+    rounds: Rounds = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """The main job of `make run`: NFL under FedAvg, detected and mended; beside it the healthy control."""
+    from lindt.report.sessions import Session, demonstrate
+
+    free = (Path("runs") / f"demo-{n}" for n in itertools.count(1))
+    folder = out or next(folder for folder in free if not folder.exists())
+    demonstrate(Session(console_for(as_json), as_json, resume), folder, seed, rounds)
