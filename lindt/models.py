@@ -23,30 +23,50 @@ class Model(Protocol):
 @final
 @dataclass(frozen=True)
 class Cnn:
-    """Two unpadded 5x5 convolutions, 512, 128 and 10 units: 940,362 parameters on 3 x 32 x 32."""
+    """Two unpadded 5x5 convolutions, 512, 128 and 10 units: 940,362 parameters on 3 x 32 x 32.
+
+    The other fields make it smaller where pictures are: side 16, kernel 3 for pictures of half the side.
+    """
 
     dropout: float = 0.5
+    side: int = 32
+    kernel: int = 5
+    channels: tuple[int, int] = (32, 64)
+    units: tuple[int, int] = (512, 128)
 
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, "dropout", self.dropout, "a share in [0, 1)")
+        require(1 <= self.kernel <= 31, "kernel", self.kernel, "1 to 31 pixels")
+        require(self.left >= 1, "side", self.side, f"too small for two convolutions of {self.kernel} and two poolings")
+        require(self.side <= 1024, "side", self.side, "pictures of at most 1024 x 1024")
+        for name in ("channels", "units"):
+            sizes = getattr(self, name)
+            require(all(1 <= size <= 4096 for size in sizes), name, sizes, "1 to 4096 each")
+
+    @property
+    def left(self) -> int:
+        """The side of what the second pooling leaves."""
+        lost = self.kernel - 1
+        return ((self.side - lost) // 2 - lost) // 2
 
     def build(self, classes: int = 10) -> nn.Module:
+        (c1, c2), (u1, u2) = self.channels, self.units
         return nn.Sequential(
             OrderedDict(
-                conv1=nn.Conv2d(3, 32, 5),
+                conv1=nn.Conv2d(3, c1, self.kernel),
                 pool1=nn.MaxPool2d(2),
                 relu1=nn.ReLU(),
-                conv2=nn.Conv2d(32, 64, 5),
+                conv2=nn.Conv2d(c1, c2, self.kernel),
                 pool2=nn.MaxPool2d(2),
                 relu2=nn.ReLU(),
                 flatten=nn.Flatten(),
-                fc1=nn.Linear(1600, 512),
+                fc1=nn.Linear(c2 * self.left**2, u1),
                 relu3=nn.ReLU(),
                 drop1=nn.Dropout(self.dropout),
-                fc2=nn.Linear(512, 128),
+                fc2=nn.Linear(u1, u2),
                 relu4=nn.ReLU(),
                 drop2=nn.Dropout(self.dropout),
-                fc3=nn.Linear(128, classes),
+                fc3=nn.Linear(u2, classes),
             )
         )
 

@@ -74,3 +74,13 @@ def test_dropout_is_a_share(dropout: float) -> None:
     for recipe in (Cnn, Lstm):
         with pytest.raises(PlanError, match="dropout"):
             recipe(dropout=dropout)
+
+
+def test_a_smaller_cnn_for_pictures_of_half_the_side() -> None:
+    recipe = Cnn(side=16, kernel=3, channels=(8, 16), units=(32, 12))
+    # 16 -> 14 -> 7 -> 5 -> 2: 16 x 2 x 2 = 64 features.
+    parts = [3 * 8 * 9 + 8, 8 * 16 * 9 + 16, 64 * 32 + 32, 32 * 12 + 12, 12 * 10 + 10]
+    assert parameters_of(recipe.build(10)) == sum(parts)
+    assert recipe.build(10)(torch.zeros(2, 3, 16, 16)).shape == (2, 10)
+    with pytest.raises(PlanError, match="side"):
+        Cnn(side=10)

@@ -59,4 +59,14 @@ def cifar10(test_share: float, seed: int) -> Pools:
     return load(test_share, seed)
 
 
-SOURCES: dict[str, Callable[[float, int], Pools]] = {"digits": digits, "cifar10": cifar10}
+def cifar10_half(test_share: float, seed: int) -> Pools:
+    from lindt.data.cifar10 import half_size
+
+    return half_size(test_share, seed)
+
+
+SOURCES: dict[str, Callable[[float, int], Pools]] = {
+    "digits": digits,
+    "cifar10": cifar10,
+    "cifar10-half": cifar10_half,
+}
