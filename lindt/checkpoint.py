@@ -26,6 +26,7 @@ def save_checkpoint(folder: Path, state: RunState, private: Kept | None = None) 
     folder.mkdir(parents=True, exist_ok=True)
     recovery = asdict(state.recovery) | {"treated": sorted(state.recovery.treated)}
     about = {"run": state.run, "round": state.round, "recovery": recovery, "private": sorted((private or {}).items())}
+    about |= {} if state.secret is None else {"secret": state.secret}
     tensors = {"w": state.w, "floats": state.buffers.floats_F, "counts": state.buffers.counts_I}
     write_whole(_path(folder, state.round), save(tensors, {"about": json.dumps(about, sort_keys=True)}))
     kept = sorted(_rounds(folder))
@@ -48,7 +49,7 @@ def load_checkpoint(folder: Path, run: str) -> RunState | None:
             raise UserError(f"{path} belongs to another run or round; start the run anew in another folder")
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error}); delete it to go on from the one before") from None
-    return RunState(run, about["round"], w, Buffers(floats, counts), recovery)
+    return RunState(run, about["round"], w, Buffers(floats, counts), recovery, about.get("secret"))
 
 
 def private_names(folder: Path, round: int) -> Kept:

@@ -16,7 +16,7 @@ from lindt.data.examples import Examples
 from lindt.engines.base import Reply, Task
 from lindt.errors import UserError
 from lindt.federation import RunState
-from lindt.fit import LocalWork, fit, forward_all, seeded
+from lindt.fit import LocalWork, Passing, fit, forward_all, seeded
 from lindt.metrics import ClientTally
 from lindt.plan import Plan
 from lindt.problem import Problem
@@ -86,9 +86,12 @@ class Client:
         shared, device = self.place.shared, self.place.device
         ctx = self._open(task)
         shared.eval()
-        outputs = forward_all(shared, self.test, device)
         predict, _ = self._predictor(ctx, task)
-        local = outputs if predict is shared else forward_all(predict, self.test, device)
+        passing = Passing(shared)
+        local = forward_all(passing.watched(predict), self.test, device)
+        outputs = local if predict is shared else passing.outputs(len(self.test))
+        if outputs is None:
+            outputs = forward_all(shared, self.test, device)
         tally = self._tally(outputs.cpu(), local.cpu())
         return Reply(self.id, task.round, len(self.train), tally=tally, notes=ctx.notes)
 
@@ -108,10 +111,15 @@ class Client:
             return method.adaptation.predictor(ctx, shared, private), private
         return shared, None
 
+    @property
+    def _counted(self) -> bool:
+        """Whether its gain counts; who is left out of beta needs no private model."""
+        return self.place.plan.scoring.attackers == "counted" or self.id not in self.place.attackers
+
     def _tally(self, outputs: Tensor, local: Tensor) -> ClientTally:
         plan, y = self.place.plan, self.test.labels
         metric = self.place.problem.metric_for(plan)
-        alone = self._private_outputs() if plan.alone.private else None
+        alone = self._private_outputs() if plan.alone.private and self._counted else None
         wins = losses = 0
         if alone is not None:
             better = metric.per_sample(local, y) - metric.per_sample(alone, y)

@@ -57,7 +57,7 @@ class Divergence:
 def measure(w_KP: Tensor, w_P: Tensor, noise_P: Tensor, clipped_KP: Tensor, clipped: float) -> Divergence:
     """The divergence of one round; `clipped_KP` are the updates after clipping."""
     w_div, noise_norm = divergence(w_KP, w_P), float(torch.linalg.vector_norm(noise_P))
-    clean = divergence(w_KP, w_P - noise_P)
+    clean = divergence(w_KP, w_P - noise_P) if noise_norm else w_div
     spread = divergence(clipped_KP, clipped_KP.mean(0))
     return Divergence(w_div, w_div - noise_norm, clean, spread, clipped, noise_norm)
 

@@ -6,7 +6,7 @@ Legend: K clients answering, P parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from lindt.plan import Plan
 from lindt.problem import Problem, first_model, problem_for
 from lindt.recovery import Evidence, RecoveryState
 from lindt.replies import Refusal, stack
+from lindt.seeds import seed_for
 from lindt.weights import Buffers, read_buffers, read_w
 
 
@@ -35,6 +36,12 @@ class RunState:
     w: Tensor
     buffers: Buffers
     recovery: RecoveryState
+    # Where noise and sampling must not be foreseen: a seed that only the server knows. It is never printed.
+    secret: int | None = field(default=None, repr=False)
+
+    def seed_for(self, plan: Plan, *names: str | int) -> int:
+        """The server's own seeds: from the plan in a simulation, from the secret where clients know the plan."""
+        return plan.seed_for(*names) if self.secret is None else seed_for(self.secret, *names)
 
 
 @final
@@ -53,22 +60,24 @@ class RoundResult:
 def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> tuple[RunState, RoundResult]:
     """Alg. 2, s3-s11: state in, state out."""
     r, env, method = state.round + 1, plan.environment, plan.method
-    clients = engine.available()
-    attackers = attackers_of(plan, len(clients))
-    asked = env.participation.active(plan.seed_for("active", r), clients, attackers)  # C_r
+    N = len(problem.data)  # of whom not all need be available
+    asked = env.participation.active(
+        state.seed_for(plan, "active", r), engine.available(), attackers_of(plan, N), N
+    )  # C_r
     replies = engine.dispatch([_task("train", state, i, r) for i in asked])
-    wanted = env.participation.wanted(len(clients))  # K
-    w_KP, sizes_K, buffers, answered, refused = stack(replies, set(asked), r, state.w, state.buffers, wanted)
+    wanted = env.participation.wanted(N)  # K
+    updates_KP, sizes_K, buffers, answered, refused = stack(replies, set(asked), r, state.w, state.buffers, wanted)
     if answered:
-        updates_KP = w_KP - state.w
         clipped_KP = env.privacy.clip(updates_KP)
-        noise_P = env.privacy.noise(state.w, plan.seed_for("noise", r))
-        w = state.w + method.aggregator(clipped_KP, sizes_K) + noise_P  # Eq. 4
-        seen = measure(w_KP, w, noise_P, clipped_KP, env.privacy.clipped(updates_KP))  # Eq. 5, 7
+        noise_P = env.privacy.noise(state.w, state.seed_for(plan, "noise", r))
+        step_P = method.aggregator(clipped_KP, sizes_K) + noise_P
+        w = state.w + step_P  # Eq. 4
+        # Eq. 5, 7, from w^{r-1} as the origin: w_i - w is the update less the step.
+        seen = measure(updates_KP, step_P, noise_P, clipped_KP, env.privacy.clipped(updates_KP))
     else:
         w, seen = state.w, None
-    evidence = Evidence(r, seen, frozenset(answered), len(clients))
-    after = RunState(state.run, r, w, buffers, method.recovery.judge(state.recovery, evidence))
+    evidence = Evidence(r, seen, frozenset(answered), N)
+    after = RunState(state.run, r, w, buffers, method.recovery.judge(state.recovery, evidence), state.secret)
     # A suspicion is measured at once: Delta suspects, beta confirms.
     suspected = after.recovery.detections > state.recovery.detections
     judged = replace(after, recovery=state.recovery) if suspected else after  # the illness, not yet the cure
@@ -104,8 +113,15 @@ def federate(
 
         engine = InProcess(plan, problem)
     state = state or begin(plan, problem)
-    for _ in train_privately(plan, engine, state):
+    for _ in train_privately(plan, problem, engine, state):
         pass
+    yield from play_rounds(state, plan, problem, engine)
+
+
+def play_rounds(
+    state: RunState, plan: Plan, problem: Problem, engine: Engine
+) -> Iterator[tuple[RunState, RoundResult]]:
+    """The rounds that are left, for who has trained the private models already."""
     while state.round < plan.rounds:
         state, result = play_round(state, plan, problem, engine)
         yield state, result
@@ -117,25 +133,26 @@ def begin(plan: Plan, problem: Problem, run: str = "") -> RunState:
     return RunState(run, 0, read_w(model), read_buffers(model), plan.method.recovery.begin())
 
 
-def train_privately(plan: Plan, engine: Engine, state: RunState) -> Iterator[int]:
-    """Every client trains P_i alone, beforehand (Sec. 3.2). Yields each client that has one."""
+def train_privately(plan: Plan, problem: Problem, engine: Engine, state: RunState) -> Iterator[int]:
+    """Every client whose gain counts trains P_i alone, beforehand (Sec. 3.2). Yields each that has one."""
     if plan.alone.private:
-        for reply in engine.dispatch([_task("private", state, i, 0) for i in engine.available()]):
-            yield reply.client
+        counted = counted_clients(plan, range(len(problem.data))) & set(engine.available())
+        for reply in engine.dispatch([_task("private", state, i, 0) for i in sorted(counted)]):
+            if reply.fault is None:
+                yield reply.client
 
 
 def evaluate(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> Scores | None:
     """Ask every client how it fares: one pass gives the central and the local scores; None if nobody answers."""
-    clients = engine.available()
-    replies = list(engine.dispatch([_task("evaluate", state, i, state.round) for i in clients]))
+    replies = list(engine.dispatch([_task("evaluate", state, i, state.round) for i in engine.available()]))
     alphas = {
         "equal": {reply.client: 1.0 for reply in replies},
         "size": {reply.client: float(reply.size) for reply in replies},
         "given": dict(enumerate(plan.scoring.weights)),
     }[plan.scoring.weighting]
     tallies = {r.client: r.tally for r in sorted(replies, key=lambda r: r.client) if r.tally is not None}
-    counted = counted_clients(plan, clients)
-    if not counted & tallies.keys():
+    counted = counted_clients(plan, range(len(problem.data)))
+    if not any(alphas[i] for i in counted & tallies.keys()):
         return None
     return summarise(
         tallies,

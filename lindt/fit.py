@@ -75,6 +75,31 @@ def forward_all(predict: Callable[[Tensor], Tensor], data: Examples, device: tor
     return torch.cat([predict(placed(data.take(chunk)[0], device)) for chunk in rows.split(batch)])
 
 
+@final
+class Passing:
+    """The global model's outputs, caught while a predictor that asks it on the way runs: one pass for two scores."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        self._shared = shared
+        self._caught: list[Tensor] = []
+
+    def watched(self, predict: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def watched(x: Tensor) -> Tensor:
+            handle = self._shared.register_forward_hook(lambda _module, _inputs, output: self._caught.append(output))
+            try:
+                return predict(x)
+            finally:
+                handle.remove()
+
+        return watched
+
+    def outputs(self, samples: int) -> Tensor | None:
+        """None where the global model was not asked exactly once for each sample."""
+        if sum(len(output) for output in self._caught) != samples:
+            return None
+        return torch.cat(self._caught)
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Dropout draws from torch's global generator: give it a seed of its own, then put it back."""

@@ -6,18 +6,19 @@ Events, not callbacks: the command line draws them, tests take a slice, scripts 
 from __future__ import annotations
 
 import os
+import secrets
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from lindt.engines.choice import check_engine, choose_engine
+from lindt.engines.choice import Carrier, check_engine, choose_engine
 from lindt.errors import UserError
-from lindt.federation import RoundResult, begin, federate, train_privately
-from lindt.parties import check
+from lindt.federation import RoundResult, begin, play_rounds, train_privately
+from lindt.parties import check, counted_clients
 from lindt.plan import Plan
-from lindt.problem import problem_for
+from lindt.problem import Problem, problem_for
 from lindt.records import about_run, fingerprint, summarise_run
 from lindt.store import Store
 from lindt.tasks import load_task
@@ -47,12 +48,20 @@ class Played:
 
 @final
 @dataclass(frozen=True)
+class Followed:
+    """A round that another process plays, as the store keeps it."""
+
+    line: dict[str, Any]
+
+
+@final
+@dataclass(frozen=True)
 class Ended:
     store: Store
     summary: dict[str, Any]
 
 
-Event = Started | TrainedAlone | Played | Ended
+Event = Started | TrainedAlone | Played | Followed | Ended
 
 
 def cache_folder() -> Path:
@@ -70,40 +79,40 @@ def run_plan(
     engine: str = "auto",
     device: str = "cpu",
     cache: Path | None = None,
+    carry: Callable[[Plan, Problem], Carrier] | None = None,
+    secret: bool = False,
 ) -> Iterator[Event]:
-    """Run a plan into a folder; with `resume` go on where it stopped. `plan` None means the folder's own."""
-    exists = (folder / "plan.toml").exists()
-    if exists and not resume:
-        raise UserError(f"{folder} holds a run already; name another --out, or continue it with --resume")
-    store = Store.open(folder) if exists else None
-    plan = _same_plan(plan, store)
-    if store and store.ended:
-        yield Ended(store, store.summary())
+    """Run a plan into a folder; with `resume` go on where it stopped. `plan` None means the folder's own.
+
+    `carry` makes an engine that is none of ours to start. With `secret` the server draws its own seed for noise
+    and sampling from the operating system and keeps it in its checkpoint only.
+    """
+    if ended := ended_run(plan, folder, resume):
+        yield ended
         return
-    if store and store.about.get("task") != task:
-        raise UserError(f"{folder} was run with --task {store.about.get('task')}; give the same to resume it")
-    check_engine(engine, plan, device)
-    problem = load_task(task) if task else problem_for(plan)
-    check(plan, problem)
-    if store and task and store.about.get("data") != fingerprint(problem):
-        raise UserError(f"--task {task} gives other data than {folder} was begun with; draw them from a fixed seed")
-    store = store or Store.create(folder, plan, about_run(plan, problem, task))
+    store, plan, problem, exists = open_run(plan, folder, task=task, resume=resume, engine=engine, device=device)
     with store.locked():
-        carrier = choose_engine(
-            engine, plan, problem, task=task, run=store.run, folder=store.private, cache=cache, device=device
+        carrier = (
+            carry(plan, problem)
+            if carry
+            else choose_engine(
+                engine, plan, problem, task=task, run=store.run, folder=store.private, cache=cache, device=device
+            )
         )
         try:
             state = begin(plan, problem, store.run)
+            state = replace(state, secret=secrets.randbits(63)) if secret else state
             saved = store.resume() if exists else None
             if saved and saved.w.shape != state.w.shape:
                 raise UserError(f"{folder}: its checkpoint has {len(saved.w)} weights, the model {len(state.w)}")
             state = saved or state
             carrier.forget_after(state.round)
             yield Started(store, plan, len(problem.data), state.round)
-            for client in train_privately(plan, carrier, state):
-                yield TrainedAlone(client, len(problem.data))
+            counted = len(counted_clients(plan, range(len(problem.data))))
+            for client in train_privately(plan, problem, carrier, state):
+                yield TrainedAlone(client, counted)
             clock = time.perf_counter()
-            for after, result in federate(plan, problem=problem, engine=carrier, state=state):
+            for after, result in play_rounds(state, plan, problem, carrier):
                 now = time.perf_counter()
                 store.append(after, result, now - clock)
                 clock = now
@@ -113,6 +122,35 @@ def run_plan(
         summary = summarise_run(plan, store.rounds(), problem, state.buffers.floats_F.numel() > 0)
         store.finish(summary)
     yield Ended(store, summary)
+
+
+def ended_run(plan: Plan | None, folder: Path, resume: bool) -> Ended | None:
+    """What there is to say where the run that is to be resumed has ended already."""
+    if not resume or not (folder / "plan.toml").exists():
+        return None
+    store = Store.open(folder)
+    _same_plan(plan, store)
+    return Ended(store, store.summary()) if store.ended else None
+
+
+def open_run(
+    plan: Plan | None, folder: Path, *, task: str | None, resume: bool, engine: str, device: str
+) -> tuple[Store, Plan, Problem, bool]:
+    """The folder of a run, begun or taken up, once everything has been checked; True if it was there before."""
+    exists = (folder / "plan.toml").exists()
+    if exists and not resume:
+        raise UserError(f"{folder} holds a run already; name another --out, or continue it with --resume")
+    store = Store.open(folder) if exists else None
+    plan = _same_plan(plan, store)
+    if store and store.about.get("task") != task:
+        raise UserError(f"{folder} was run with --task {store.about.get('task')}; give the same to resume it")
+    check_engine(engine, plan, device)
+    problem = load_task(task) if task else problem_for(plan)
+    check(plan, problem)
+    if store and task and store.about.get("data") != fingerprint(problem):
+        raise UserError(f"--task {task} gives other data than {folder} was begun with; draw them from a fixed seed")
+    store = store or Store.create(folder, plan, about_run(plan, problem, task))
+    return store, plan, problem, exists
 
 
 def _same_plan(plan: Plan | None, store: Store | None) -> Plan:

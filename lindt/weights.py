@@ -36,7 +36,7 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
 
 def read_w(module: nn.Module) -> Tensor:
     """w of a module, a copy on the CPU."""
-    return torch.cat([p.detach().reshape(-1).cpu() for p in trainable(module)]).clone()
+    return torch.cat([p.detach().reshape(-1).cpu() for p in trainable(module)])  # cat copies, one tensor too
 
 
 def read_buffers(module: nn.Module) -> Buffers:

@@ -39,6 +39,18 @@ def test_four_clients(aggregator: Aggregator, expected: float) -> None:
     assert aggregator(updates_KP, torch.tensor([4, 2, 1, 1])).item() == expected  # weighted: (32 + 2 + 3 + 2) / 8
 
 
+@pytest.mark.parametrize("K", [1, 2, 5, 10, 64])
+@pytest.mark.parametrize("P", [1, 1023, 2047, 2049, 3071, 4099])
+def test_coordinates_at_a_time_give_the_bits_of_all_at_once(K: int, P: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    updates_KP = torch.randn(K, P, generator=torch.Generator().manual_seed(K * P))
+    ordered_KP, t = updates_KP.sort(dim=0).values, TrimmedMean(0.2).trimmed(K)
+    for values in (K, 1031 * K, 2**20):  # of which the first two make pieces
+        monkeypatch.setattr("lindt.aggregators.AT_A_TIME", values)
+        trimmed_P, median_P = TrimmedMean(0.2)(updates_KP, torch.ones(K)), Median()(updates_KP, torch.ones(K))
+        assert torch.equal(trimmed_P, ordered_KP[t : K - t].mean(0))
+        assert torch.equal(median_P, torch.lerp(ordered_KP[(K - 1) // 2], ordered_KP[K // 2], 0.5))
+
+
 @pytest.mark.parametrize("aggregator", ALL)
 def test_one_client_is_its_own_aggregate_and_two_equal_sizes_meet_halfway(aggregator: Aggregator) -> None:
     assert aggregator(torch.tensor([[3.0, -4.0]]), torch.tensor([7])).tolist() == [3.0, -4.0]

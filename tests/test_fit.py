@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
-from lindt.data.examples import Batch, Rows
-from lindt.fit import LocalWork, fit, forward_all, seeded
+from lindt.data.examples import Batch, Rows, as_examples
+from lindt.fit import LocalWork, Passing, fit, forward_all, seeded
 
 CPU = torch.device("cpu")
 
@@ -109,3 +110,22 @@ def test_seeded_repeats_and_puts_the_stream_back() -> None:
         assert torch.equal(torch.rand(3), inside)
     with seeded(8, CPU):
         assert not torch.equal(torch.rand(3), inside)
+
+
+def test_the_global_outputs_are_caught_while_the_predictor_runs() -> None:
+    """One pass gives both scores; where the global model is not asked once for each sample, nothing is claimed."""
+    shared, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    data = as_examples((torch.randn(7, 3), torch.zeros(7, dtype=torch.long)))
+    device = torch.device("cpu")
+
+    def caught(predict: Callable[[Tensor], Tensor]) -> Tensor | None:
+        passing = Passing(shared)
+        forward_all(passing.watched(predict), data, device, batch=3)
+        return passing.outputs(7)
+
+    one_pass = caught(lambda x: shared(x) + other(x))
+    assert one_pass is not None
+    assert torch.equal(one_pass, forward_all(shared, data, device, batch=3))
+    assert caught(other) is None
+    assert caught(lambda x: shared(shared(x).sum() + x)) is None
+    assert not shared._forward_hooks

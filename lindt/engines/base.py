@@ -45,6 +45,7 @@ class Reply:
     buffers: Buffers | None = None
     tally: ClientTally | None = None
     notes: dict[str, float] | None = None
+    fault: str | None = None  # why there is nothing to take, where a client failed or could not be understood
 
 
 class Engine(Protocol):

@@ -13,8 +13,13 @@ from lindt.errors import PlanError, require
 
 
 class Participation(Protocol):
-    def active(self, seed: int, available: Sequence[int], attackers: frozenset[int]) -> list[int]:
-        """The clients asked in this round, in the order in which their answers are taken."""
+    def active(
+        self, seed: int, available: Sequence[int], attackers: frozenset[int], clients: int | None = None
+    ) -> list[int]:
+        """The clients asked in this round, in the order in which their answers are taken.
+
+        `clients` is N where not all of them can be reached; fewer than K available are all asked.
+        """
         ...
 
     def wanted(self, clients: int) -> int:
@@ -29,6 +34,7 @@ class Sampled:
 
     `over_select` asks that many more and takes the first K answers, as real servers do; in a simulation the
     order of arrival is the drawn order, and those who come too late have trained for nothing.
+    Where fewer than K can be reached, all of them are asked.
     The attackers' share is then kept among those asked, not among the K that are taken.
     """
 
@@ -52,8 +58,13 @@ class Sampled:
             raise PlanError("rate", self.rate, f"K = floor(rate * {clients}) is 0; raise it to {least}")
         return K
 
-    def active(self, seed: int, available: Sequence[int], attackers: frozenset[int]) -> list[int]:
-        K = min(self.wanted(len(available)) + self.over_select, len(available))
+    def active(
+        self, seed: int, available: Sequence[int], attackers: frozenset[int], clients: int | None = None
+    ) -> list[int]:
+        if not available:
+            return []
+        # K comes from N, not from who happens to be connected: the plan asks for as many in every round.
+        K = min(self.wanted(clients or len(available)) + self.over_select, len(available))
         draw = np.random.default_rng(seed)
         ordered = sorted(available)  # the order in which an engine lists them changes nothing
         hostile = [i for i in ordered if i in attackers]

@@ -54,8 +54,11 @@ class Gaussian:
 
     def clip(self, updates_KP: Tensor) -> Tensor:
         norms_K = torch.linalg.vector_norm(updates_KP, dim=1)
+        binds_K = norms_K > self.S
+        if not binds_K.any():
+            return updates_KP
         # Divided only where it binds: a zero update stays zero and a short one keeps its bits.
-        scale_K = torch.where(norms_K > self.S, self.S / norms_K, torch.ones_like(norms_K))
+        scale_K = torch.where(binds_K, self.S / norms_K, torch.ones_like(norms_K))
         return updates_KP * scale_K[:, None]
 
     def clipped(self, updates_KP: Tensor) -> float:

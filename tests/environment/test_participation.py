@@ -52,6 +52,18 @@ def test_over_selection_asks_more_and_wants_as_many() -> None:
     assert len(Sampled(rate=0.9, over_select=50).active(1, range(10), frozenset())) == 10  # never more than N
 
 
+def test_fewer_than_k_available_are_all_asked() -> None:
+    sampled = Sampled(active_clients=4)
+    assert sorted(sampled.active(0, [1, 5, 8], frozenset({5}), 10)) == [1, 5, 8]
+    assert len(sampled.active(0, [0, 1, 4, 5, 8], frozenset({5}), 10)) == 4
+    assert Sampled(rate=0.5).active(0, [], frozenset(), 10) == []
+
+
+def test_k_comes_from_n_and_not_from_who_is_connected() -> None:
+    assert len(Sampled(rate=0.5).active(0, range(6), frozenset(), 10)) == 5
+    assert Sampled(rate=0.2).active(0, range(2), frozenset(), 10) != []  # a fifth of those two would be nobody
+
+
 def test_more_than_n_is_refused() -> None:
     with pytest.raises(PlanError, match=r"^active_clients = 11: K is more than the N = 10 clients"):
         Sampled(active_clients=11).active(0, range(10), frozenset())

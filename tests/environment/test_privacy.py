@@ -84,3 +84,9 @@ def test_no_privacy_changes_nothing() -> None:
 def test_impossible_values_are_refused(field: str, value: float) -> None:
     with pytest.raises(PlanError, match=f"^{field} = "):
         Gaussian(**{field: value})
+
+
+def test_updates_that_are_short_enough_are_handed_on_without_a_copy() -> None:
+    updates_KP = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    assert Gaussian(S=5.0).clip(updates_KP) is updates_KP
+    assert Gaussian(S=4.0).clip(updates_KP) is not updates_KP
