@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
 
@@ -30,6 +30,15 @@ RULE = 1  # of training alone; a change of it makes kept outputs stale
 
 @final
 @dataclass(frozen=True)
+class Learned:
+    """What a trained model says of the test samples, and the number of epochs that the rule chose."""
+
+    outputs: Tensor
+    epochs: int = 0  # 0: not known, kept by an older version
+
+
+@final
+@dataclass(frozen=True)
 class Lesson:
     """One model to train without a federation: on a client's own data, or on everyone's."""
 
@@ -44,8 +53,7 @@ class Lesson:
     def seed(self) -> int:
         return self.plan.seed_for("alone", self.name)
 
-    def outputs(self) -> Tensor:
-        """What the trained model says of the test samples."""
+    def learn(self) -> Learned:
         rule = self.plan.alone
         shuffle = torch.Generator().manual_seed(seed_for(self.seed, "held out"))
         rows = torch.randperm(len(self.train), generator=shuffle)
@@ -60,11 +68,18 @@ class Lesson:
                     best = forward_all(model, self.test, self.device)
             if epoch - best_epoch >= rule.patience:
                 break
-        if rule.refit:
-            for epoch, model in self._epochs(self.train, best_epoch):
-                if epoch == best_epoch:
-                    best = forward_all(model, self.test, self.device)
-        return best.cpu()
+        return self.refit(best_epoch) if rule.refit else Learned(best.cpu(), best_epoch)
+
+    def refit(self, chosen: int) -> Learned:
+        """Trained on all of D_i for the chosen number of epochs, stretched."""
+        epochs, outputs = max(1, round(self.plan.alone.stretch * chosen)), torch.empty(0)
+        for epoch, model in self._epochs(self.train, epochs):
+            if epoch == epochs:
+                outputs = forward_all(model, self.test, self.device)
+        return Learned(outputs.cpu(), chosen)
+
+    def unstretched(self) -> Lesson:
+        return replace(self, plan=replace(self.plan, alone=replace(self.plan.alone, stretch=1.0)))
 
     def _epochs(self, train: Examples, epochs: int) -> Iterator[tuple[int, nn.Module]]:
         """The model after each epoch, in evaluation mode; an epoch counts as a round for the rate's decay."""
@@ -102,6 +117,8 @@ class Lesson:
             RULE,
         ):
             digest.update(repr(text).encode())
+        if self.plan.alone.stretch != 1:
+            digest.update(f"stretch {self.plan.alone.stretch!r}".encode())
         loss = self.problem.loss
         digest.update(getattr(loss, "__qualname__", repr(loss)).encode())
         for tensor in model.state_dict().values():  # frozen weights and buffers too
@@ -126,15 +143,21 @@ class Cache:
     folder: Path | None = None
 
     def outputs(self, lesson: Lesson) -> Tensor:
+        return self.learned(lesson).outputs
+
+    def learned(self, lesson: Lesson) -> Learned:
         if self.folder is None:
-            return lesson.outputs()
+            return lesson.learn()
         path = self.folder / f"{lesson.key()}.safetensors"
         if path.exists():
             try:
-                return load(path.read_bytes())["outputs"]
+                kept = load(path.read_bytes())
+                return Learned(kept["outputs"], int(kept.get("epochs", 0)))
             except (SafetensorError, KeyError):
                 path.unlink()  # damaged: a cache can be made anew
-        outputs = lesson.outputs()
+        # A stretched lesson takes the number of epochs from the plain one: most of the work is in choosing it.
+        chosen = self.learned(lesson.unstretched()).epochs if lesson.plan.alone.stretch != 1 else 0
+        learned = lesson.refit(chosen) if chosen else lesson.learn()
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, save({"outputs": outputs.contiguous()}))
-        return outputs
+        write_whole(path, save({"outputs": learned.outputs.contiguous(), "epochs": torch.tensor(learned.epochs)}))
+        return learned

@@ -33,9 +33,11 @@ class Cnn:
     kernel: int = 5
     channels: tuple[int, int] = (32, 64)
     units: tuple[int, int] = (512, 128)
+    inputs: int = 3  # channels of a picture
 
     def __post_init__(self) -> None:
         require(0 <= self.dropout < 1, "dropout", self.dropout, "a share in [0, 1)")
+        require(1 <= self.inputs <= 64, "inputs", self.inputs, "1 to 64 channels")
         require(1 <= self.kernel <= 31, "kernel", self.kernel, "1 to 31 pixels")
         require(self.left >= 1, "side", self.side, f"too small for two convolutions of {self.kernel} and two poolings")
         require(self.side <= 1024, "side", self.side, "pictures of at most 1024 x 1024")
@@ -53,7 +55,7 @@ class Cnn:
         (c1, c2), (u1, u2) = self.channels, self.units
         return nn.Sequential(
             OrderedDict(
-                conv1=nn.Conv2d(3, c1, self.kernel),
+                conv1=nn.Conv2d(self.inputs, c1, self.kernel),
                 pool1=nn.MaxPool2d(2),
                 relu1=nn.ReLU(),
                 conv2=nn.Conv2d(c1, c2, self.kernel),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, final
 
 from lindt.data.partition import Classes, Partition
-from lindt.data.sources import SOURCES
+from lindt.data.sources import SOURCES, Text
 from lindt.environment import Environment
 from lindt.errors import require
 from lindt.methods import Method
@@ -23,6 +23,7 @@ class Data:
     clients: int = 20  # N
     test_share: float = 0.5  # where the source has no test set of its own
     allocation: Partition = field(default_factory=Classes)
+    text: Text = field(default_factory=Text)  # where the source is text
 
     def __post_init__(self) -> None:
         require(self.source in SOURCES, "source", self.source, f"choose among {sorted(SOURCES)}")
@@ -60,7 +61,8 @@ class Alone:
     Same model, optimiser and decay (an epoch counts as a round). The number of epochs is chosen on `held_out` of
     the TRAINING data: the latest that scores best there, given up after `patience` epochs below the best. (By the
     lowest loss instead, a client that holds out three samples stops far too early.) With `refit` the model is
-    then trained on all of D_i for that long, as the federation uses all of it too.
+    then trained on all of D_i for that long, as the federation uses all of it too; `stretch` times that long, to
+    see how much hangs on the rule.
     """
 
     private: bool = True
@@ -68,11 +70,14 @@ class Alone:
     patience: int = 20
     held_out: float = 0.1
     refit: bool = True
+    stretch: float = field(default=1.0, repr=False)  # of the chosen epochs; alone.py's key counts it apart
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "epochs", self.epochs, "train for at least 1 epoch")
         require(self.patience >= 1, "patience", self.patience, "wait for at least 1 epoch")
         require(0 < self.held_out < 1, "held_out", self.held_out, "a share between 0 and 1")
+        require(0 < self.stretch <= 100, "stretch", self.stretch, "the factor on the chosen epochs is above 0, to 100")
+        require(self.refit or self.stretch == 1, "stretch", self.stretch, "stretches the refit; set refit = true")
 
 
 @final

@@ -18,6 +18,7 @@ from typing import Any
 from lindt import adaptations, aggregators, models, penalties, recovery
 from lindt.adaptations import Adaptation
 from lindt.data import partition
+from lindt.data.sources import Text
 from lindt.environment import participation, privacy, threats
 from lindt.errors import PlanError, UserError
 from lindt.methods import METHODS, Method
@@ -30,6 +31,7 @@ CHOICES: dict[type, tuple[type, ...]] = {
         adaptations.Dual,
         adaptations.FineTuneHead,
         adaptations.Apfl,
+        adaptations.Separate,
     ),
     aggregators.Aggregator: (
         aggregators.Mean,
@@ -49,6 +51,7 @@ CHOICES: dict[type, tuple[type, ...]] = {
         partition.Groups,
         partition.Dirichlet,
         partition.Roles,
+        partition.Balanced,
     ),
     models.Model: (models.SmallCnn, models.Cnn, models.Lstm, models.Linear),
 }
@@ -75,7 +78,7 @@ def to_dict(value: Any) -> Any:
 def _tables() -> tuple[type, ...]:
     """The plan's fixed tables: what has no kind."""
     hints = typing.get_type_hints(Plan)
-    return (Plan, *(t for t in hints.values() if dataclasses.is_dataclass(t) and isinstance(t, type)))
+    return (Plan, Text, *(t for t in hints.values() if dataclasses.is_dataclass(t) and isinstance(t, type)))
 
 
 def from_dict(table: Mapping[str, Any]) -> Plan:

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from lindt.adaptations.base import Loss
 from lindt.data.examples import Examples, Rows, as_examples
+from lindt.data.partition import Roles
 from lindt.data.sources import SOURCES, Pools
 from lindt.errors import PlanError, UserError
 from lindt.metrics import METRICS, MeanOf, Metric
@@ -31,6 +32,7 @@ class Problem:
     loss: Loss = cross_entropy
     metric: Metric | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     class_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()  # one each, or none
     data: tuple[tuple[Examples, Examples], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -43,6 +45,8 @@ class Problem:
                     f"clients[{index}]: {len(train)} training and {len(test)} test samples; "
                     "give at least 2 and 1, or leave the client out"
                 )
+        if self.client_names and len(self.client_names) != len(pairs):
+            raise UserError(f"client_names: {len(self.client_names)} given; give one for each of {len(pairs)} clients")
         object.__setattr__(self, "data", pairs)
 
     def metric_for(self, plan: Plan) -> Metric:
@@ -66,7 +70,7 @@ def first_model(problem: Problem, plan: Plan) -> nn.Module:
 
 def problem_for(plan: Plan) -> Problem:
     """The plan's own data and model."""
-    pools = SOURCES[plan.data.source](plan.data.test_share, plan.seed)
+    pools = SOURCES[plan.data.source](plan.data.test_share, plan.seed, plan.data.text)
     try:
         shares = allocate(plan, pools)
     except PlanError as error:
@@ -76,7 +80,10 @@ def problem_for(plan: Plan) -> Problem:
         return Rows(pools.x, pools.y, which, pools.prepare)
 
     clients = [(rows(pools.train[train]), rows(pools.test[test])) for train, test in shares]
-    return Problem(clients, lambda: plan.model.build(pools.classes), class_names=pools.class_names)
+    names: tuple[str, ...] = ()
+    if pools.roles is not None and isinstance(plan.data.allocation, Roles):
+        names = tuple(pools.role_names[int(pools.roles[train.rows[0]])] for train, _ in clients)
+    return Problem(clients, lambda: plan.model.build(pools.classes), class_names=pools.class_names, client_names=names)
 
 
 def allocate(plan: Plan, pools: Pools) -> list[tuple[torch.Tensor, torch.Tensor]]:

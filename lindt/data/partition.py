@@ -34,7 +34,7 @@ ByRole = tuple[IntArray, IntArray] | None  # the role of every train row, the ro
 
 
 class Partition(Protocol):
-    """Who gets which row. Only `Roles` looks at `roles`; the others split by label."""
+    """Who gets which row. Only `Roles` and `Balanced` look at `roles`; the others split by label."""
 
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
@@ -155,27 +155,70 @@ class Dirichlet:
 class Roles:
     """By role: each speaking role is one client; with more roles than clients, a seeded sample of the roles.
 
-    The one allocation that may leave rows unused: those of roles not sampled, and of roles with fewer than 2
-    train rows or `floor` test rows, which cannot be a client. Clients are in the order of the role ids.
+    It may leave rows unused: those of roles not sampled, and of roles with fewer than 2 train rows, `floor` test
+    rows or `least` rows in all, which cannot be a client. Clients are in the order of the role ids.
     """
 
     floor: int = 10
+    least: int = 0  # the paper's is 10,000
 
     def __post_init__(self) -> None:
         require_floor(self.floor)
+        require(self.least >= 0, "least", self.least, "0 samples or more")
 
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
     ) -> list[Share]:
-        if roles is None:
-            raise PlanError("kind", "roles", "the data name no role for a row; choose another partition")
-        given, needed = [len(ids) for ids in roles], [len(train_labels_n), len(test_labels_n)]
-        if given != needed:
-            raise UserError(f"partition Roles: {given} train and test rows have roles; give one each for {needed}")
-        usable = np.intersect1d(occurring(roles[0], MIN_TRAIN), occurring(roles[1], self.floor))
-        require(1 <= clients <= len(usable), "clients", clients, f"take 1 to {len(usable)}, the usable roles")
-        chosen = np.sort(draw_for(seed, "roles").choice(usable, size=clients, replace=False))
+        roles = _known("roles", roles, train_labels_n, test_labels_n)
+        chosen = self.sampled(roles, clients, seed)
         return [Share(np.flatnonzero(roles[0] == role), np.flatnonzero(roles[1] == role)) for role in chosen]
+
+    def sampled(self, roles: tuple[IntArray, IntArray], clients: int, seed: int) -> IntArray:
+        """The roles that take part: the first usable ones in a drawn order of all, so that a role more or less that is
+        usable (with shorter windows, say) leaves the others where they are."""
+        both = occurring(np.concatenate(roles), self.least)
+        usable = np.intersect1d(occurring(roles[0], MIN_TRAIN), occurring(roles[1], self.floor))
+        usable = np.intersect1d(usable, both)
+        fix = f"take 1 to {len(usable)}, the usable roles"
+        require(1 <= clients <= len(usable), "clients", clients, fix if len(usable) else "no role is large enough")
+        order = draw_for(seed, "roles").permutation(1 + int(max(ids.max() for ids in roles)))
+        return np.sort(order[np.isin(order, usable)][:clients])
+
+
+@final
+@dataclass(frozen=True)
+class Balanced:
+    """Balanced: the samples of as many roles as there are clients, shuffled; everyone gets the same amount.
+
+    The roles are those that `Roles` draws from the same seed. What does not divide evenly is left unused.
+    """
+
+    floor: int = 10
+    least: int = 0  # as in `Roles`
+
+    def __post_init__(self) -> None:
+        Roles(self.floor, self.least)
+
+    def split(
+        self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
+    ) -> list[Share]:
+        roles = _known("balanced", roles, train_labels_n, test_labels_n)
+        chosen = Roles(self.floor, self.least).sampled(roles, clients, seed)
+        dealt = []
+        for pool, purpose in zip(roles, ("train", "test"), strict=True):
+            rows = draw_for(seed, purpose).permutation(np.flatnonzero(np.isin(pool, chosen)))
+            each = len(rows) // clients
+            dealt.append(np.sort(rows[: each * clients].reshape(clients, each), axis=1))
+        return [Share(train, test) for train, test in zip(*dealt, strict=True)]
+
+
+def _known(kind: str, roles: ByRole, train_n: IntArray, test_n: IntArray) -> tuple[IntArray, IntArray]:
+    if roles is None:
+        raise PlanError("kind", kind, "the data name no role for a row; choose another partition")
+    given, needed = [len(ids) for ids in roles], [len(train_n), len(test_n)]
+    if given != needed:
+        raise UserError(f"partition {kind}: {given} train and test rows have roles; give one each for {needed}")
+    return roles
 
 
 def require_floor(floor: int) -> None:

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import final
+from importlib import import_module
+from typing import Literal, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lindt.errors import require
 from lindt.seeds import seed_for
+
+
+@final
+@dataclass(frozen=True)
+class Text:
+    """How the text of a role becomes samples: x is `window` characters, y the next one, a sample every `stride`.
+
+    The paper's are 80 and 1. `split` parts training from test samples: "blocked" as LEAF does, the first part of a
+    role's text for training and the last for testing, without the windows that straddle the cut; "shuffled"
+    deals single windows at random, so that a test window's characters have nearly all been trained on.
+    """
+
+    window: int = 80
+    stride: int = 1
+    split: Literal["blocked", "shuffled"] = "blocked"
+
+    def __post_init__(self) -> None:
+        require(1 <= self.window <= 10_000, "window", self.window, "1 to 10,000 characters")
+        require(self.stride >= 1, "stride", self.stride, "a sample every 1 character or more")
+
+
+PAPERS_TEXT = Text()
 
 
 @final
@@ -25,10 +49,11 @@ class Pools:
     classes: int
     class_names: tuple[str, ...]
     prepare: Callable[[Tensor], Tensor] | None = None  # of a batch of x, before a model sees it
-    roles: Tensor | None = None  # whose sample each row is by nature, where the source knows
+    roles: Tensor | None = None  # whose sample each row of x is by nature, where the source knows
+    role_names: tuple[str, ...] = ()
 
 
-def digits(test_share: float, seed: int) -> Pools:
+def digits(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """scikit-learn's 1,797 images of 8 x 8 pixels in ten classes: inside the package, no download."""
     from sklearn.datasets import load_digits  # slow to import
 
@@ -53,20 +78,25 @@ def split_by_class(y: np.ndarray[tuple[int], np.dtype[np.int64]], share: float, 
     return torch.tensor(sorted(train), dtype=torch.int64), torch.tensor(sorted(test), dtype=torch.int64)
 
 
-def cifar10(test_share: float, seed: int) -> Pools:
-    from lindt.data.cifar10 import cifar10 as load  # it stands on this file
-
-    return load(test_share, seed)
+Source = Callable[[float, int, Text], Pools]  # of the test share, the seed and, for text, how it becomes samples
 
 
-def cifar10_half(test_share: float, seed: int) -> Pools:
-    from lindt.data.cifar10 import half_size
+def _from(module: str, name: str) -> Source:
+    """A source that stands on this file and is imported when asked for."""
 
-    return half_size(test_share, seed)
+    def load(test_share: float, seed: int, text: Text) -> Pools:
+        found: Pools = getattr(import_module(f"lindt.data.{module}"), name)(test_share, seed, text)
+        return found
+
+    return load
 
 
-SOURCES: dict[str, Callable[[float, int], Pools]] = {
+SOURCES: dict[str, Source] = {
     "digits": digits,
-    "cifar10": cifar10,
-    "cifar10-half": cifar10_half,
+    "cifar10": _from("cifar10", "cifar10"),
+    "cifar10-half": _from("cifar10", "half_size"),
+    "mnist": _from("mnist", "mnist"),
+    "shakespeare": _from("shakespeare", "shakespeare"),
+    "generated-pictures": _from("generated", "pictures"),
+    "generated-text": _from("generated", "speech"),
 }

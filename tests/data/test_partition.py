@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lindt.data import shares
-from lindt.data.partition import Classes, Dirichlet, Groups, Iid, Partition, Roles, Share, label_counts
+from lindt.data.partition import Balanced, Classes, Dirichlet, Groups, Iid, Partition, Roles, Share, label_counts
 from lindt.errors import PlanError, UserError
 
 CIFAR = np.repeat(np.arange(10), 5000), np.repeat(np.arange(10), 1000)
@@ -193,6 +193,40 @@ def test_a_role_too_small_to_be_a_client_is_passed_over() -> None:
         Roles(floor=1).split(np.zeros(7, int), np.zeros(3, int), 3, 0, roles)
 
 
+def test_a_role_needs_its_least() -> None:
+    roles = np.repeat([0, 1, 2], [8, 9, 20]), np.repeat([0, 1, 2], [1, 1, 2])  # 9, 10 and 22 samples
+    shares = Roles(floor=1, least=10).split(roles[0], roles[1], 2, 0, roles)
+    assert sizes(shares).tolist() == [[9, 1], [20, 2]]
+    with pytest.raises(PlanError, match="clients = 2: no role is large enough"):
+        Roles(floor=1, least=23).split(roles[0], roles[1], 2, 0, roles)
+
+
+def test_a_role_that_drops_out_leaves_the_others_where_they_are() -> None:
+    train, test = np.arange(60).repeat(5), np.arange(60).repeat(2)
+    fewer = train[train != 17]
+    taken = [
+        {int(rows[share.train[0]]) for share in Roles(floor=1).split(rows, test, 40, 3, (rows, test))}
+        for rows in (train, fewer)
+    ]
+    assert len(taken[0] & taken[1]) >= 39
+    assert 17 not in taken[1]
+
+
+def test_balanced_deals_the_sampled_roles_evenly() -> None:
+    roles = np.repeat([0, 1, 2, 3], [10, 25, 40, 7]), np.repeat([0, 1, 2, 3], [2, 4, 5, 3])
+    scheme, by_role = Balanced(floor=2, least=12), Roles(floor=2, least=12)
+    shares = scheme.split(roles[0], roles[1], 2, 5, roles)
+    owners = by_role.split(roles[0], roles[1], 2, 5, roles)
+    train, test = sum(len(share.train) for share in owners), sum(len(share.test) for share in owners)
+    assert sizes(shares).tolist() == [[train // 2, test // 2]] * 2
+    dealt = np.concatenate([share.train for share in shares])
+    assert len(set(dealt)) == len(dealt)
+    assert set(dealt) <= set(np.concatenate([share.train for share in owners]))
+    assert all(len(set(roles[0][share.train])) == 2 for share in shares)  # everyone has some of both roles
+    assert same(shares, scheme.split(roles[0], roles[1], 2, 5, roles))
+    assert not same(shares, scheme.split(roles[0], roles[1], 2, 6, roles))
+
+
 def test_label_counts_by_hand() -> None:
     rows = [np.array([0, 1, 3]), np.array([], dtype=np.int64)]
     assert label_counts(np.array([2, 0, 1, 2]), rows, classes=4).tolist() == [[1, 0, 2, 0], [0, 0, 0, 0]]
@@ -211,6 +245,8 @@ def test_label_counts_by_hand() -> None:
         (lambda: Groups(classes=(2, 1, 0)), r"classes = \(2, 1, 0\): give everyone at least 1 class"),
         (lambda: Dirichlet(0.0), r"alpha = 0.0: give a number above 0"),
         (lambda: Dirichlet(floor=0), r"floor = 0: everyone needs at least 1 test sample"),
+        (lambda: Roles(least=-1), r"least = -1: 0 samples or more"),
+        (lambda: Balanced(floor=0), r"floor = 0: everyone needs at least 1 test sample"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(make: Any, message: str) -> None:
@@ -249,6 +285,8 @@ def test_what_the_data_cannot_give_is_refused(scheme: Partition, clients: int, m
 
 
 def test_roles_must_be_told() -> None:
+    with pytest.raises(PlanError, match=r"kind = 'balanced': the data name no role"):
+        Balanced(floor=1).split(np.zeros(4, int), np.zeros(2, int), 1, seed=0)
     with pytest.raises(UserError, match="name no role for a row; choose another partition"):
         Roles(floor=1).split(np.zeros(4, int), np.zeros(2, int), 1, seed=0)
     with pytest.raises(UserError, match=r"\[3, 2\] train and test rows have roles; give one each for \[4, 2\]"):

