@@ -4,5 +4,6 @@ from lindt.adaptations.apfl import Apfl
 from lindt.adaptations.base import Adaptation, Context, GlobalOnly
 from lindt.adaptations.dual import Dual
 from lindt.adaptations.fine_tune import FineTuneHead
+from lindt.adaptations.separate import Separate
 
-__all__ = ["Adaptation", "Apfl", "Context", "Dual", "FineTuneHead", "GlobalOnly"]
+__all__ = ["Adaptation", "Apfl", "Context", "Dual", "FineTuneHead", "GlobalOnly", "Separate"]

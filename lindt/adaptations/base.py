@@ -17,6 +17,7 @@ from lindt.weights import trainable
 Step = Callable[[Batch], None]
 Predictor = Callable[[Tensor], Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 First = Literal["copy", "random"]
 
 
@@ -37,6 +38,7 @@ class Context:
     generator: torch.Generator
     device: torch.device
     notes: dict[str, float] = field(default_factory=dict)  # what the method wants logged of this client
+    optimizer: Optimizer | None = None  # the user's own; it has a rate of its own, and does not clip
 
     def shared_loss(self, shared: nn.Module, output: Tensor, y: Tensor) -> Tensor:
         """The loss of w_i on a batch, with the method's penalty."""
@@ -92,6 +94,23 @@ def descend(loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Paramet
     return result
 
 
+def descent(ctx: Context, *groups: list[nn.Parameter]) -> Callable[[Tensor], list[list[Tensor | None]]]:
+    """How a client steps down a loss for one round: by `descend`, or with the user's optimizer, one a group."""
+    if ctx.optimizer is None:
+        return lambda loss: descend(loss, ctx.rate, ctx.max_norm, *groups)
+    optimizers = [ctx.optimizer(group) for group in groups]
+
+    def step(loss: Tensor) -> list[list[Tensor | None]]:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return [[p.grad for p in group] for group in groups]
+
+    return step
+
+
 def first_private(shared: nn.Module, first: First) -> nn.Module:
     """v_i's first value: a copy of the received w, or the same structure at random."""
     private = copy.deepcopy(shared)
@@ -106,11 +125,11 @@ def first_private(shared: nn.Module, first: First) -> nn.Module:
 
 def global_step(ctx: Context, shared: nn.Module) -> Step:
     """Alg. 1, c7: w_i <- w_i - eta * grad of the mean loss over the batch."""
-    parameters = trainable(shared)
+    down = descent(ctx, trainable(shared))
 
     def step(batch: Batch) -> None:
         x, y = batch
-        descend(ctx.shared_loss(shared, shared(x), y), ctx.rate, ctx.max_norm, parameters)
+        down(ctx.shared_loss(shared, shared(x), y))
 
     return step
 

@@ -9,7 +9,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from lindt.adaptations.base import Context, First, Predictor, Step, descend, first_private
+from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private
 from lindt.data.examples import Batch
 from lindt.errors import require
 from lindt.intertwining import Intertwined, Position, Scale, intertwine
@@ -54,13 +54,14 @@ class Dual:
         if self.trains == "head":
             sections = {"head": sections["head"]}
         w, v = trainable(shared), [p for section in sections.values() for p in section]
+        down = descent(ctx, w, v)
         dual.watch = True  # the mean score and v's gradient norm of the round's first batch are logged
 
         def step(batch: Batch) -> None:
             x, y = batch
             global_output, local_output = dual(x)
             loss = ctx.shared_loss(shared, global_output, y) + ctx.loss(local_output, y)
-            _, grads = descend(loss, ctx.rate, ctx.max_norm, w, v)
+            _, grads = down(loss)
             if dual.watch:
                 dual.watch = False
                 ctx.notes.update({f"score/{name}": value for name, value in dual.scores.items()})

@@ -1,0 +1,41 @@
+"""The ablation without attaching: every client has a model of its own beside the shared one, and nothing joins them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import nn
+
+from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private
+from lindt.data.examples import Batch
+from lindt.weights import trainable
+
+
+@final
+@dataclass(frozen=True)
+class Separate:
+    """w trains as in FedAvg; v_i trains in the same rounds, on the same batches, on its own loss alone.
+
+    What LINDT gains over this is the intertwinement's; what this gains over FedAvg is training for oneself. Unlike
+    the private model P_i it starts from the shared one, and trains only in the rounds in which its client is asked.
+    """
+
+    first: First = "copy"
+
+    def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
+        return first_private(shared, self.first)
+
+    def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
+        assert private is not None
+        down = descent(ctx, trainable(shared), trainable(private))
+
+        def step(batch: Batch) -> None:
+            x, y = batch
+            # Neither loss reaches the other's weights: one backward of the sum is two separate ones.
+            down(ctx.shared_loss(shared, shared(x), y) + ctx.loss(private(x), y))
+
+        return step
+
+    def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
+        return shared if private is None else private

@@ -1,0 +1,1 @@
+"""The paper's evaluation on top of `lindt`: its tables and figures as plans, what runs left, its claims as checks."""
