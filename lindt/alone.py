@@ -83,7 +83,7 @@ class Lesson:
 
     def _epochs(self, train: Examples, epochs: int) -> Iterator[tuple[int, nn.Module]]:
         """The model after each epoch, in evaluation mode; an epoch counts as a round for the rate's decay."""
-        model = at_work(first_model(self.problem, self.plan), self.device)
+        model = at_work(first_model(self.problem, self.plan), self.device, train.take(torch.arange(1))[0])
         training, parameters, rate = self.plan.training, trainable(model), self.plan.training.rate
 
         def step(batch: Batch) -> None:

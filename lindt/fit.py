@@ -42,16 +42,22 @@ class LocalWork:
             yield x, y
 
 
-def placed(x: Tensor, device: torch.device) -> Tensor:
-    """A batch where the model is; pictures with their channels last, which convolutions on a CPU run faster on."""
-    return x.to(device, memory_format=torch.channels_last) if x.dim() == 4 else x.to(device)
+def at_work(model: nn.Module, device: torch.device, sample: Tensor) -> nn.Module:
+    """A model where it trains. One with convolutions has its weights' channels last, which a CPU runs faster on.
 
-
-def at_work(model: nn.Module, device: torch.device) -> nn.Module:
-    """A model where it trains, laid out as `placed` lays out its batches."""
-    images = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    Not every model bears that: `.view()` on a convolution's output fails then. It is tried on a sample first.
+    """
     model = model.to(device)
-    return model.to(memory_format=torch.channels_last) if images else model  # type: ignore[call-overload]
+    if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return model
+    training = model.training
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        with torch.no_grad():
+            model.eval()(sample.to(device))
+    except RuntimeError:  # if it fails for another reason, it will fail again where that can be told
+        model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    return model.train(training)
 
 
 def fit(
@@ -64,7 +70,7 @@ def fit(
     """Alg. 1, c4-c7. Yields after each epoch, so that the caller may stop."""
     for epoch in range(1, work.epochs + 1):
         for x, y in work.batches(batch, generator):
-            step((placed(x, device), y.to(device)))
+            step((x.to(device), y.to(device)))
         yield epoch
 
 
@@ -72,7 +78,7 @@ def fit(
 def forward_all(predict: Callable[[Tensor], Tensor], data: Examples, device: torch.device, batch: int = 128) -> Tensor:
     """The outputs for all samples of a client, in order."""
     rows = torch.arange(len(data))
-    return torch.cat([predict(placed(data.take(chunk)[0], device)) for chunk in rows.split(batch)])
+    return torch.cat([predict(data.take(chunk)[0].to(device)) for chunk in rows.split(batch)])
 
 
 @final

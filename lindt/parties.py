@@ -11,7 +11,6 @@ from lindt.adaptations.base import Choosy
 from lindt.data.examples import Examples, pool
 from lindt.environment.participation import choose_attackers
 from lindt.errors import PlanError, UserError
-from lindt.fit import placed
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
 
@@ -69,7 +68,7 @@ def check_model(plan: Plan, problem: Problem) -> None:
     if isinstance(adaptation, Choosy):
         try:
             with torch.no_grad():
-                adaptation.fits(model, placed(problem.data[0][0].take(torch.arange(2))[0], torch.device("cpu")))
+                adaptation.fits(model, problem.data[0][0].take(torch.arange(2))[0])
         except PlanError as error:
             raise error.within("method.adaptation") from None
 
@@ -79,7 +78,7 @@ def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, client:
     metric = problem.metric_for(plan)
     try:
         x, y = data.take(torch.arange(min(2, len(data))))
-        outputs: Tensor = model(placed(x, torch.device("cpu")))
+        outputs: Tensor = model(x)
         if problem.loss(outputs, y).numel() != 1:
             raise ValueError("the loss is not one number")
         metric.value(metric.tally(outputs, y))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lindt.data.examples import Batch, Rows, as_examples
-from lindt.fit import LocalWork, Passing, fit, forward_all, seeded
+from lindt.fit import LocalWork, Passing, at_work, fit, forward_all, seeded
 
 CPU = torch.device("cpu")
 
@@ -129,3 +129,30 @@ def test_the_global_outputs_are_caught_while_the_predictor_runs() -> None:
     assert caught(other) is None
     assert caught(lambda x: shared(shared(x).sum() + x)) is None
     assert not shared._forward_hooks
+
+
+class Viewing(nn.Module):
+    """As tutorials write it: `view` needs the plain layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.head = nn.Linear(4 * 6 * 6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.conv(x).view(len(x), -1))
+        return logits
+
+
+def test_channels_go_last_only_where_the_model_bears_it() -> None:
+    sample = torch.randn(5, 3, 8, 8)
+    for model, last in (
+        (Viewing(), False),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)), True),
+    ):
+        expected = model(sample)
+        at_work(model, CPU, sample[:1])
+        weights = next(model.parameters())
+        assert weights.is_contiguous(memory_format=torch.channels_last) == last
+        assert torch.allclose(model(sample), expected, atol=1e-5)
+        assert model.training

@@ -37,7 +37,9 @@ class InProcess:
         place = Place(
             plan=plan,
             problem=problem,
-            shared=at_work(first_model(problem, plan), torch.device(device)),
+            shared=at_work(
+                first_model(problem, plan), torch.device(device), problem.data[0][0].take(torch.arange(1))[0]
+            ),
             versions=versions,
             cache=Cache(cache),
             device=torch.device(device),
