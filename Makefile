@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help run test test-slow check format bench bench-smoke clean
+.PHONY: help run test test-slow check format bench bench-smoke page clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -14,7 +14,7 @@ run: $(VENV)/ready ## Install, then watch a federation go wrong, be caught and m
 test: $(VENV)/ready ## The quick suite
 	$(BIN)/python -m pytest -n 2
 
-test-slow: $(VENV)/ready ## What takes longer
+test-slow: $(VENV)/slow ## What takes longer: trackers, the page in a browser (apt-get install chromium), rebuilding it
 	$(BIN)/python -m pytest -n 2 -m slow
 
 check: $(VENV)/ready ## Format, lint, strict types, quick suite: what CI runs
@@ -33,6 +33,11 @@ bench: $(VENV)/ready ## Ourselves and the peers on the same work (a quarter of a
 bench-smoke: $(VENV)/ready ## A tiny pass of the benchmark: fails on breakage, not on time
 	$(BIN)/python benchmarks/run.py --smoke
 
+page: ## Build the page of `lindt report` and `lindt watch` anew from its source (needs npm)
+	npm --prefix lindt/report/page ci
+	npm --prefix lindt/report/page run check
+	npm --prefix lindt/report/page run build
+
 clean: ## Remove the environment, caches and runs
 	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
@@ -41,4 +46,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch setuptools
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev]'
+	@touch $@
+
+$(VENV)/slow: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,slow]'
 	@touch $@

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from lindt.commands import data, looking, running
+from lindt.commands import data, drawing, looking, reproducing, running, showing, watching
 from lindt.errors import UserError
 
 app = typer.Typer(
@@ -20,11 +20,24 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Notices federated learning that hurts the people who join it, while it runs, and mends it.",
 )
-for command in (running.run, running.compare, running.demo, looking.methods, looking.export):
+for command in (
+    running.run,
+    running.compare,
+    running.demo,
+    showing.runs,
+    showing.show,
+    showing.report,
+    showing.table,
+    watching.watch,
+    looking.methods,
+    looking.export,
+):
     app.command()(command)
+app.command()(drawing.figure)
+app.command()(reproducing.reproduce)
 
 data_app = typer.Typer(no_args_is_help=True, help="The data a plan allocates to its clients.")
-for of_data in (data.describe, data.fetch):
+for of_data in (data.describe, data.fetch, data.sizes):
     data_app.command()(of_data)
 app.add_typer(data_app, name="data")
 

@@ -22,3 +22,11 @@ def write_whole(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def append_line(path: Path, line: bytes) -> None:
+    """At the end of a file that grows; durable once this returns."""
+    with path.open("ab") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())

@@ -15,7 +15,7 @@ from lindt.federation import RoundResult
 from lindt.metrics import Scores
 from lindt.parties import attackers_of
 from lindt.plan import Plan
-from lindt.problem import Problem
+from lindt.problem import Problem, first_model
 from lindt.recovery import OnDetection
 
 
@@ -56,9 +56,12 @@ def about_run(plan: Plan, problem: Problem, task: str | None) -> dict[str, Any]:
         "data": fingerprint(problem) if task else None,  # a plan's own data follow from the plan
         "class_names": list(problem.class_names),
         "metric_in_percent": problem.metric_for(plan).percent,
+        # They travel without noise: whoever reads the run before it ended needs this to say its privacy budget.
+        "float_buffers": any(b.is_floating_point() for b in first_model(problem, plan).buffers()),
         "clients": [
             {
                 "client": i,
+                **({"name": problem.client_names[i]} if problem.client_names else {}),
                 "train": len(train),
                 "test": len(test),
                 "attacker": i in attackers,
@@ -93,8 +96,16 @@ def _label_counts(labels: Any) -> dict[str, int]:
 def summarise_run(plan: Plan, lines: list[dict[str, Any]], problem: Problem, buffers: bool) -> dict[str, Any]:
     """summary.json: the mean over the last scored rounds, as the paper reports it, and the verdicts."""
     clients, metric = len(problem.data), problem.metric_for(plan)
+    found = totals(lines, plan.scoring.last, metric.percent)
+    if not isinstance(plan.method.recovery, OnDetection):
+        found["detected_at"] = None
+    return found | {"privacy": privacy_budget(plan, clients, lines, buffers)}
+
+
+def totals(lines: list[dict[str, Any]], last_scored: int, percent: bool) -> dict[str, Any]:
+    """What the lines of rounds.jsonl tell by themselves."""
     scored = [line["scores"] for line in lines if line["scores"]]
-    last = scored[-plan.scoring.last :]
+    last = scored[-last_scored:]
     end = last[-1] if last else {"clients": ()}  # nobody answered when asked how it fares
     names = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
     betas = [scores["beta"] for scores in scored if scores["beta"] is not None]
@@ -105,12 +116,11 @@ def summarise_run(plan: Plan, lines: list[dict[str, Any]], problem: Problem, buf
         **{name: end.get(name) for name in ("harmed", "clearly_harmed", "ties")},
         "counted_clients": len(end["clients"]),
         "negative": is_negative(betas) if betas else None,
-        "detected_at": _detections(lines) if isinstance(plan.method.recovery, OnDetection) else None,
+        "detected_at": _detections(lines),
         "stopped_at": [b["round"] for a, b in _pairs(lines) if a["flag"] and not b["flag"]],
         "recovery_rounds": sum(line["recovering"] for line in lines),
         "refused_updates": sum(len(line["refused"]) for line in lines),
-        "metric_in_percent": metric.percent,
-        "privacy": privacy_budget(plan, clients, lines, buffers),
+        "metric_in_percent": percent,
     }
 
 

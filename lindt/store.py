@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from typing import Any, final
 import tomli_w
 
 from lindt.checkpoint import load_checkpoint, private_names, save_checkpoint
-from lindt.disk import write_whole
+from lindt.disk import append_line, write_whole
 from lindt.errors import UserError
 from lindt.federation import RoundResult, RunState
 from lindt.plan import Plan
@@ -105,8 +105,8 @@ class Store:
 
     def append(self, state: RunState, result: RoundResult, seconds: float) -> None:
         """A finished round, durable once this returns: its line first, then the checkpoint that counts it."""
-        _append(self.folder / "rounds.jsonl", _json(round_line(result)) + b"\n")
-        _append(self.folder / "timing.jsonl", _json({"round": result.round, "seconds": round(seconds, 4)}) + b"\n")
+        append_line(self.folder / "rounds.jsonl", _json(round_line(result)) + b"\n")
+        append_line(self.folder / "timing.jsonl", _json({"round": result.round, "seconds": round(seconds, 4)}) + b"\n")
         if result.recovering:
             versions = InFolder(self.private, self.run)
             self._kept |= {i: state.round for i in result.answered if versions.has(i, state.round)}
@@ -142,10 +142,14 @@ class Store:
     def locked(self) -> Iterator[None]:
         """One process a run; the lock goes with the process, however it ends."""
         with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"{self.folder}: another process is working on this run; wait or stop it") from None
+            for patience in (0.05, 0.1, 0.2, 0.0):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    time.sleep(patience)  # a reader that asks whether the run goes on holds it for an instant
+            else:
+                raise UserError(f"{self.folder}: another process is working on this run; wait or stop it")
             yield
 
 
@@ -166,10 +170,3 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
     return json.dumps(value, sort_keys=indent is None, indent=indent, allow_nan=False).encode()
-
-
-def _append(path: Path, line: bytes) -> None:
-    with path.open("ab") as file:
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())

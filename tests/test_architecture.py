@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ LAYERS = [
     {"federation"},
     {"client", "checkpoint", "records", "references", "planfile"},
     {"engines", "store"},
-    {"running", "presets"},
+    {"running", "engines.flower_apps", "engines.flower_launch", "presets", "flower"},
+    {"trackers"},
     {"export", "report"},
     {"commands"},
     {"cli"},
@@ -75,7 +77,7 @@ def test_there_is_one_training_loop() -> None:
 
 
 def test_what_reads_runs_for_people_does_not_import_torch_itself() -> None:
-    for path in (PACKAGE / "report").glob("*.py"):
+    for path in (PACKAGE / "report").rglob("*.py"):
         tree = ast.walk(ast.parse(path.read_text()))
         names = {a.name for node in tree if isinstance(node, ast.Import) for a in node.names}
         assert "torch" not in names, path.name
@@ -87,3 +89,58 @@ def test_every_exported_name_is_there() -> None:
         assert getattr(lindt, name).__module__.startswith("lindt.") if name != "METHODS" else lindt.METHODS
     with pytest.raises(AttributeError):
         lindt.nothing  # noqa: B018
+
+
+# The paper's evaluation is a package of its own, above: `lindt` knows of it only where a command is asked for it.
+EXPERIMENTS = PACKAGE.parent / "lindt_experiments"
+EXPERIMENT_FILES = sorted(EXPERIMENTS.glob("*.py"))
+EXPERIMENT_LAYERS = [
+    {"outcomes", "paper", "titles", "sheets", "traces_kept"},
+    {"variants", "worlds", "keys", "work"},
+    {"scales", "catalog"},
+    {"gather", "client_sizes"},
+    {"jobs", "tables", "traces"},
+    {"claims", "figures", "queue", "pages"},
+    {"telling"},
+    {"reproduce", "playing"},
+]
+
+
+def experiment_layer(name: str) -> int:
+    for index, names in enumerate(EXPERIMENT_LAYERS):
+        if {name, name.partition("_")[0]} & names:  # claims_tables stands with claims
+            return index
+    raise AssertionError(f"lindt_experiments.{name} stands in no layer; put it into one")
+
+
+def of_experiments(nodes: Iterable[ast.AST]) -> set[str]:
+    """The modules of lindt_experiments that these statements import; "" is the package itself."""
+    found: set[str] = set()
+    for node in nodes:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom) and node.module == "lindt_experiments":
+            found |= set(names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lindt_experiments."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {name.partition(".")[2] for name in names if name.split(".")[0] == "lindt_experiments"}
+    return found
+
+
+@pytest.mark.parametrize("path", [f for f in EXPERIMENT_FILES if f.stem != "__init__"], ids=lambda path: path.stem)
+def test_imports_among_the_experiments_point_one_way(path: Path) -> None:
+    for imported in of_experiments(ast.parse(path.read_text()).body):
+        assert experiment_layer(imported) <= experiment_layer(path.stem), f"{path.stem} imports {imported}"
+
+
+@pytest.mark.parametrize("path", EXPERIMENT_FILES, ids=lambda path: path.stem)
+def test_a_file_of_the_experiments_holds_one_idea(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 250
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_the_package_knows_nothing_of_the_experiments_but_in_commands(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not of_experiments(tree.body)
+    if path.parent.name != "commands":
+        assert not of_experiments(ast.walk(tree))

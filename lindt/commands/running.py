@@ -19,6 +19,7 @@ from lindt.commands.options import (
     Seed,
     Sets,
     Task,
+    Track,
     console_for,
     plan_name,
 )
@@ -38,6 +39,19 @@ def run(
     task: Task = None,
     sets: Sets = [],  # noqa: B006  # typer copies it
     as_json: Json = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option(help="Flower: a running SuperLink, by connection name or HOST:PORT; else a simulation."),
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Flower: the CA of --superlink HOST:PORT; without it plain text is spoken.")
+    ] = None,
+    noise: Annotated[
+        str | None, typer.Option(help="Flower: seed of noise and sampling, from the plan or the system (a secret).")
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Flower: seconds after which a round goes on without answers.")] = 600,
+    gather: Annotated[float, typer.Option(help="Flower: seconds to wait for all clients before the start.")] = 120,
+    track: Track = [],  # noqa: B006
 ) -> None:
     """Run a plan: one federation, with detection and recovery as its method says.
 
@@ -55,14 +69,21 @@ def run(
     `lindt run --task mypackage.mydata:problem --set method.recovery.epsilon=0.5`
 
     `lindt run --out runs/noisy --resume`
+
+    `lindt run digits-nfl --engine flower --superlink server.example:8000 --root-certificates ca.crt`
     """
+    from lindt.engines.flower_launch import OnFlower
     from lindt.report.sessions import Session, play
+
+    if engine != "flower" and (superlink or root_certificates or noise):
+        raise UserError("--superlink, --root-certificates and --noise go with --engine flower")
+    flower = OnFlower(superlink, root_certificates, noise, deadline, gather) if engine == "flower" else None
 
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
     resolved = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
     kept = resume and not named and (folder / "plan.toml").exists()
-    session = Session(console_for(as_json), as_json, resume, engine, device, task)
+    session = Session(console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track))
     play(session, [(resolved.name, None if kept else resolved, folder)])
 
 
@@ -78,6 +99,7 @@ def compare(
     task: Task = None,
     sets: Sets = [],  # noqa: B006
     as_json: Json = False,
+    track: Track = [],  # noqa: B006
 ) -> None:
     """Run several methods in one environment and print a table like the paper's main one.
 
@@ -93,7 +115,8 @@ def compare(
     names = [name.strip() for name in methods.split(",") if name.strip()]
     base = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
-    compare_methods(Session(console_for(as_json), as_json, resume, engine, device, task), base, names, folder)
+    session = Session(console_for(as_json), as_json, resume, engine, device, task, track=tuple(track))
+    compare_methods(session, base, names, folder)
 
 
 def demo(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
+from lindt.engines.base import Engine
 from lindt.engines.inprocess import InProcess
 from lindt.engines.processes import Processes
 from lindt.errors import UserError
@@ -14,7 +17,14 @@ from lindt.models import parameters_of
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
 
-ENGINES = ("auto", "inprocess", "processes")
+ENGINES = ("auto", "inprocess", "processes", "flower")
+
+
+class Carrier(Engine, Protocol):
+    """An engine that somebody has to close."""
+
+    def close(self) -> None: ...
+
 
 # Parameters times samples times rounds: a worker's start costs seconds, which about this much training takes.
 WORTH_IT = 1e10
@@ -26,6 +36,10 @@ def check_engine(name: str, plan: Plan, device: str) -> None:
         raise UserError(f"--engine {name}: choose among {', '.join(ENGINES)}")
     if name == "processes" and plan.threads != 1:
         raise UserError(f"--engine processes: its workers have one thread each, the plan asks for {plan.threads}")
+    if name == "flower" and find_spec("flwr") is None:
+        raise UserError("--engine flower: Flower is not installed; pip install 'lindt[flower]'")
+    if name == "flower" and device != "cpu":
+        raise UserError("--device: on Flower each node names its own, --node-config 'device=\"cuda\"'")
     if device not in ("cpu", "cuda"):
         raise UserError(f"--device {device}: choose among cpu, cuda")
     if device == "cuda" and not torch.cuda.is_available():
@@ -43,6 +57,8 @@ def choose_engine(
     cache: Path | None,
     device: str,
 ) -> InProcess | Processes:
+    if name == "flower":
+        raise UserError("--engine flower starts a run of its own: use `lindt run`")
     if name == "processes" or (name == "auto" and plan.threads == 1 and device == "cpu" and worth_it(plan, problem)):
         return Processes(plan, problem, task=task, run=run, folder=folder, cache=cache, device=device)
     return InProcess(plan, problem, run=run, folder=folder, cache=cache, device=device)

@@ -51,7 +51,7 @@ class Narrator:
             self._start(event)
         elif name == "TrainedAlone":
             self._bar("each client alone", event.clients, "private models, the yardstick of beta")  # type: ignore[union-attr]
-        elif name == "Played" and line is not None:
+        elif line is not None:
             self._round(line)
 
     def _start(self, event: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lindt import presets
+from lindt.engines.flower_launch import OnFlower, run_on_flower
 from lindt.errors import UserError
 from lindt.methods import METHODS, Method
 from lindt.plan import Plan
@@ -20,11 +21,14 @@ from lindt.problem import problem_for
 from lindt.records import about_run, round_line
 from lindt.recovery import OnDetection
 from lindt.references import centralized
-from lindt.report import words
 from lindt.report.console import Narrator
+from lindt.report.reading import read_run
 from lindt.report.tables import comparison
-from lindt.running import Ended, Played, cache_folder, run_plan
+from lindt.report.verdict import verdict
+from lindt.running import Ended, Event, Followed, Played, cache_folder, run_plan
 from lindt.tasks import load_task
+from lindt.trackers.choice import check_trackers
+from lindt.trackers.telling import tracked
 
 Job = tuple[str, Plan | None, Path]
 
@@ -40,14 +44,20 @@ class Session:
     engine: str = "auto"
     device: str = "cpu"
     task: str | None = None
+    flower: OnFlower | None = None  # with engine "flower": where, and how patient
+    track: tuple[str, ...] = ()  # trackers to tell
 
     def say(self, text: str) -> None:
         if not self.as_json:
             self.console.print(text, highlight=False, soft_wrap=True)
 
+    def warn(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
 
 def play(session: Session, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any]]]:
     """Run jobs one after the other; returns each one's summary. Ctrl-C says how to go on."""
+    check_trackers(session.track)
     found: list[tuple[str, dict[str, Any]]] = []
     for label, plan, folder in jobs:
         try:
@@ -61,7 +71,33 @@ def play(session: Session, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any
 
 
 def _play_one(session: Session, label: str, plan: Plan | None, folder: Path) -> dict[str, Any]:
-    events = run_plan(
+    events = tracked(_events(session, plan, folder), session.track, session.warn)
+    summary: dict[str, Any] = {}
+    if session.as_json:
+        for event in events:
+            if (line := _played(event)) is not None:
+                _line({"event": "round", "run": label, **line})
+            elif isinstance(event, Ended):
+                summary = event.summary
+                _line({"event": "end", "run": label, "folder": str(folder), **summary})
+        return summary
+    with Narrator(session.console, label).watching() as narrator:
+        for event in events:
+            narrator.see(event, _played(event))
+            if isinstance(event, Ended):
+                summary = event.summary
+    session.console.print(f"[bold]{label}[/]: {verdict(read_run(folder)).sentence}", highlight=False)
+    session.console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
+    session.say(f"  {folder}")
+    return summary
+
+
+def _events(session: Session, plan: Plan | None, folder: Path) -> Iterator[Event]:
+    if session.engine == "flower":
+        where, task, device = session.flower or OnFlower(), session.task, session.device
+        cache = cache_folder()
+        return run_on_flower(plan, folder, where, task=task, resume=session.resume, device=device, cache=cache)
+    return run_plan(
         plan,
         folder,
         task=session.task,
@@ -70,24 +106,13 @@ def _play_one(session: Session, label: str, plan: Plan | None, folder: Path) -> 
         device=session.device,
         cache=cache_folder(),
     )
-    summary: dict[str, Any] = {}
-    if session.as_json:
-        for event in events:
-            if isinstance(event, Played):
-                _line({"event": "round", "run": label, **round_line(event.result)})
-            elif isinstance(event, Ended):
-                summary = event.summary
-                _line({"event": "end", "run": label, "folder": str(folder), **summary})
-        return summary
-    with Narrator(session.console, label).watching() as narrator:
-        for event in events:
-            narrator.see(event, round_line(event.result) if isinstance(event, Played) else None)
-            if isinstance(event, Ended):
-                summary = event.summary
-    session.console.print(f"[bold]{label}[/]: {words.ended(summary, summary['counted_clients'])}", highlight=False)
-    session.console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
-    session.say(f"  {folder}")
-    return summary
+
+
+def _played(event: Event) -> dict[str, Any] | None:
+    """A round's line, whoever played it."""
+    if isinstance(event, Played):
+        return round_line(event.result)
+    return event.line if isinstance(event, Followed) else None
 
 
 def compare_methods(session: Session, base: Plan, names: Sequence[str], folder: Path) -> None:
@@ -135,7 +160,7 @@ def demonstrate(session: Session, out: Path, seed: int | None, rounds: int | Non
     if not session.as_json:
         title = f"digits, {nfl.rounds} rounds, seed {nfl.seed}: accuracy in percent"
         session.console.print(comparison(rows, title))
-        session.say(f"runs in {out}")
+        session.say(f"runs in {out}; as a page: lindt report {out} -o report.html")
 
 
 def describe_data(session: Session, plan: Plan, picture: Path) -> None:
@@ -157,7 +182,8 @@ def describe_data(session: Session, plan: Plan, picture: Path) -> None:
     attackers = frozenset(one["client"] for one in clients if one["attacker"])
     if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"-o {picture}: name a .png, .svg or .pdf file")
-    draw_labels(counts, picture, about["class_names"] or None, attackers=attackers)
+    names = [one["name"] for one in clients if "name" in one]
+    draw_labels(counts, picture, about["class_names"] or None, names or None, attackers)
     if session.as_json:
         _line({"picture": str(picture), "clients": clients})
         return
@@ -167,11 +193,19 @@ def describe_data(session: Session, plan: Plan, picture: Path) -> None:
     for name in ("client", "train", "test", "labels", ""):
         table.add_column(name, justify="right" if name in ("client", "train", "test") else "left")
     for one in clients:
-        held = " ".join(f"{_name(about, label)}:{count}" for label, count in one["labels"].items())
-        row = (str(one["client"]), str(one["train"]), str(one["test"]), held, "attacker" if one["attacker"] else "")
-        table.add_row(*row)
+        who, attacker = f"{one['client']} {one.get('name', '')}".strip(), "attacker" if one["attacker"] else ""
+        table.add_row(who, str(one["train"]), str(one["test"]), _held(about, one["labels"]), attacker)
     session.console.print(table)
     session.say(f"picture: {picture}")
+
+
+def _held(about: dict[str, Any], labels: dict[str, int]) -> str:
+    """How much of which label; where labels are many (characters), only the most frequent."""
+    shown = list(labels.items())
+    if len(shown) > 20:
+        shown = sorted(shown, key=lambda held: -held[1])[:5]
+    more = f" and {len(labels) - len(shown)} more" if len(labels) > len(shown) else ""
+    return " ".join(f"{_name(about, label)}:{count}" for label, count in shown) + more
 
 
 def _name(about: dict[str, Any], label: str) -> str:

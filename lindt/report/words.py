@@ -13,6 +13,11 @@ def points(value: float | None, percent: bool = True, sign: bool = False) -> str
     return f"{value * (100 if percent else 1):{'+' if sign else ''}.{1 if percent else 4}f}"
 
 
+def plain(text: str) -> str:
+    """A name from a run's files as one line of text: what would steer a terminal is shown, not obeyed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def suspected(line: Mapping[str, Any], epsilon: float, patience: int, statistic: str, adapts: bool) -> str:
     what = "Delta" if statistic == "delta" else f"the {statistic} divergence"
     done = (
@@ -40,21 +45,6 @@ def measured(line: Mapping[str, Any], percent: bool) -> str:
 
 def stopped(line: Mapping[str, Any]) -> str:
     return f"round {line['round']}: recovery stopped; clients go on as in FedAvg and detection starts anew"
-
-
-def ended(summary: Mapping[str, Any], clients: int) -> str:
-    """The verdict over the last scored rounds."""
-    percent = summary["metric_in_percent"]
-    flagged = summary["detected_at"]
-    alarm = "no detector" if flagged is None else f"flagged in round {flagged[0]}" if flagged else "never flagged"
-    if summary["beta"] is None:
-        return f"local {points(summary['local'], percent)}, {alarm}; the gain is not known without private models"
-    state = "ends in NFL" if summary["negative"] else "federation helps"
-    return (
-        f"{state}: mean gain {points(summary['beta'], percent, sign=True)} points over the last "
-        f"{summary['scored_rounds']} scored rounds, {summary['clearly_harmed']} of {clients} clients clearly worse "
-        f"off than alone; {alarm}"
-    )
 
 
 def refused(line: Mapping[str, Any]) -> list[str]:

@@ -191,3 +191,9 @@ def test_the_catalog_names_worlds_that_exist() -> None:
     assert {cell.method for cell in cells_of(named("table3"), "shake", ["fb", "apfl"])} == {"fb", "apfl"}
     with pytest.raises(UserError, match="--only fbb"):
         cells_of(named("table3"), only=["fbb"])
+
+
+@pytest.mark.parametrize(("task", "key"), [("cifar", "170b0200d495"), ("shake", "0b61f9af6256")])
+def test_the_key_of_a_plan_is_what_it_was(task: str, key: str) -> None:
+    """Results are kept by it. A new field of a plan goes into keys.ADDED with the value at which it changes nothing."""
+    assert content_key(paper(task, method="lindt"))[:12] == key

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from lindt.report.tables import comparison
-from lindt.report.words import ended, points
+from lindt.report.words import points
 
 SUMMARY = {
     "central": 0.8312, "local": 0.949, "private": 0.89, "beta": 0.059, "harmed": 12, "clearly_harmed": 7,
@@ -32,10 +32,3 @@ def test_points_are_what_people_read() -> None:
     assert points(0.0759, sign=True) == "+7.6"
     assert points(-1.25, percent=False) == "-1.2500"
     assert points(None) == "-"
-
-
-def test_the_verdict_tells_a_detector_from_none() -> None:
-    assert "flagged in round 126" in ended(SUMMARY, 15)
-    assert "never flagged" in ended(SUMMARY | {"detected_at": []}, 15)
-    assert "no detector" in ended(SUMMARY | {"detected_at": None}, 15)
-    assert ended(SUMMARY | {"negative": True, "beta": -0.1}, 15).startswith("ends in NFL: mean gain -10.0 points")

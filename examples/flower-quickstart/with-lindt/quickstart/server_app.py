@@ -1,0 +1,23 @@
+"""The app on the server: average what the clients send back."""
+
+import random
+
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from lindt.flower import NFLDetector
+from quickstart.task import Net
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = context.run_config
+    torch.manual_seed(0)
+    random.seed(0)  # Flower draws the clients of a round with it
+    arrays = ArrayRecord(Net().state_dict())
+    strategy = NFLDetector(FedAvg(fraction_train=config["fraction-train"]), epsilon=0.4, patience=5)
+    strategy.start(grid, arrays, num_rounds=config["num-server-rounds"])

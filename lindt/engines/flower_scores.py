@@ -1,0 +1,76 @@
+"""Reading what an evaluation says of a client: sums and notes from JSON that anybody may have written.
+
+One tally of another length, with NaN or with more wins than samples would spoil everyone's scores, or end the run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from lindt.metrics import ClientTally, Metric
+
+MOST_SAMPLES = 2**40
+MOST_NOTES = 200
+
+
+@final
+@dataclass(frozen=True)
+class Expected:
+    """What the server knows of a good answer beforehand."""
+
+    metric: Metric
+    tally: int  # numbers in a tally
+    alone: frozenset[int]  # the clients that have a private model
+
+
+def tally_of(found: Any, client: int, expected: Expected) -> ClientTally:
+    """A tally that adds up with the other clients', or ValueError."""
+    if not isinstance(found, dict) or found.keys() != ClientTally.__dataclass_fields__.keys():
+        raise ValueError("no tally")
+    samples = whole(found, "samples", MOST_SAMPLES)
+    if samples < 1:
+        raise ValueError("a tally of no samples")
+    counts = {name: whole(found, name, samples) for name in ("wins", "losses", "attack_chances")}
+    attacks = {name: whole(found, name, counts["attack_chances"]) for name in ("attack_central", "attack_local")}
+    if (client in expected.alone) != (found["private"] is not None):
+        raise ValueError("a private score that is not there, or was not asked for")
+    names = ("central", "local", "private") if client in expected.alone else ("central", "local")
+    sums = {name: _sums(found[name], expected) for name in names}
+    return ClientTally(
+        samples=samples, central=sums["central"], local=sums["local"], private=sums.get("private"), **counts, **attacks
+    )
+
+
+def _sums(found: Any, expected: Expected) -> Tensor:
+    if not isinstance(found, list) or len(found) != expected.tally:
+        raise ValueError(f"a tally is {expected.tally} numbers")
+    sums = torch.tensor([number(value) for value in found], dtype=torch.float64)
+    if not math.isfinite(expected.metric.value(sums)):
+        raise ValueError("a tally of no value")
+    return sums
+
+
+def notes_of(found: Any) -> dict[str, float]:
+    if not isinstance(found, dict) or len(found) > MOST_NOTES:
+        raise ValueError("no notes, or too many")
+    if not all(len(name) <= 100 and name.isprintable() for name in found):
+        raise ValueError("a note's name is no name")
+    return {name: number(value) for name, value in found.items()}
+
+
+def number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError("a number is missing or not finite")
+    return float(value)
+
+
+def whole(found: dict[str, Any], name: str, most: int) -> int:
+    value = found.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{name} is no whole number from 0 to {most}")
+    return value

@@ -1,0 +1,133 @@
+"""The server's books: clients by number, a line a round, a checkpoint. Without a folder, the numbers only.
+
+Flower's node ids have 64 bits and are no order; a client's number is its place in the order of first sight. A mod that
+reports tells the client's own name beside it.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from typing import Any, final
+
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
+
+from lindt.detection import Divergence
+from lindt.flower.caution import say
+from lindt.flower.checkpoint import Saved, load_newest, remembered, remind, save_arrays, save_state
+from lindt.flower.journal import Journal
+from lindt.flower.orders import Report
+from lindt.flower.replies import Sifted
+from lindt.metrics import METRICS, Scores, summarise
+from lindt.recovery import RecoveryState
+
+
+@final
+class Bookkeeping:
+    def __init__(self, journal: Journal | None) -> None:
+        self.journal = journal
+        self.nodes: list[int] = []
+        self.clients = 0  # N: nodes connected when last asked
+        self._asked: list[int] = []
+        self._known: dict[int, dict[str, Any]] = {}  # what run.json says of a client, by number
+        self._saved: Saved | None = None
+
+    def locked(self) -> AbstractContextManager[None]:
+        return self.journal.locked() if self.journal else nullcontext()
+
+    def take_up(self, rounds: int, strategy: Strategy) -> Saved | None:
+        """The last checkpoint, with the strategy and the sampler as they were then."""
+        if self.journal is None:
+            return None
+        saved = load_newest(self.journal.checkpoint)
+        self.journal.open(rounds, saved.round if saved else 0, saved.line if saved else None)
+        self._known = {one["client"]: one for one in self.journal.about["clients"]}
+        if saved:
+            self.nodes, self._saved = list(saved.nodes), saved
+            remind(strategy, saved.memory)
+            random.setstate(saved.sampler)
+        return saved
+
+    def number(self, node: int) -> int:
+        if node not in self.nodes:
+            self.nodes.append(node)
+        return self.nodes.index(node)
+
+    def ask(self, round: int, asked: list[int], connected: list[int]) -> None:
+        for node in sorted(connected):
+            self.number(node)
+        self.clients, self._asked = len(connected), sorted(self.number(node) for node in asked)
+
+    def played(
+        self,
+        round: int,
+        sifted: Sifted,
+        seen: Divergence | None,
+        recovering: bool,
+        state: RecoveryState,
+        arrays: ArrayRecord,
+        strategy: Strategy,
+    ) -> None:
+        """After the aggregate: from here on the round is not lost."""
+        refused = {self.number(node): reason for node, reason in sifted.refused.items()}
+        line = {
+            "round": round,
+            "asked": self._asked,
+            "answered": sorted(self.number(node) for node in sifted.nodes),
+            "refused": [{"client": client, "reason": reason} for client, reason in sorted(refused.items())],
+            **(asdict(seen) if seen else {}),
+            "recovering": recovering,
+            "flag": state.on,
+            "count": state.count,
+            "quiet": state.quiet,
+            "detections": state.detections,
+            "scores": None,
+        }
+        for node, size in zip(sifted.nodes, sifted.sizes_K, strict=True):
+            self._know(self.number(node), train=int(size))
+        if self.journal is None:
+            return
+        memory = remembered(strategy)
+        self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, random.getstate())
+        save_arrays(self.journal.checkpoint, self._saved)
+        save_state(self.journal.checkpoint, self._saved)
+
+    def scored(self, round: int, reports: dict[int, Report]) -> Scores | None:
+        """After the evaluation: the round's line is whole."""
+        tallies = {self.number(node): report.tally() for node, report in reports.items()}
+        scores = None
+        if tallies:
+            # Each report is a sum over samples and their number: any metric that is a mean reads like accuracy.
+            counted = frozenset(tallies)
+            scores = summarise(tallies, METRICS["accuracy"], counted=counted, alphas=dict.fromkeys(tallies, 1.0))
+            for node, report in reports.items():
+                self._know(self.number(node), test=report.samples, name=report.client)
+            self._tell(round, scores)
+        if self.journal is None or self._saved is None or self._saved.round != round:
+            return scores
+        line = self._saved.line | {"scores": asdict(scores) if scores else None}
+        self.journal.append(line)
+        self._saved = replace(self._saved, line=line, sampler=random.getstate())
+        save_state(self.journal.checkpoint, self._saved)
+        percent = all(report.percent for report in reports.values())
+        self.journal.know([self._known[client] for client in sorted(self._known)], percent)
+        return scores
+
+    def finish(self) -> None:
+        if self.journal is not None:
+            self.journal.finish()
+
+    def _know(self, client: int, **found: Any) -> None:
+        nothing = {"client": client, "train": 0, "test": 0, "attacker": False, "labels": {}}
+        self._known[client] = self._known.get(client, nothing | {"node": str(self.nodes[client])}) | found
+
+    def _tell(self, round: int, scores: Scores) -> None:
+        if scores.beta is None:
+            return
+        hurt = sorted((one.beta, one.client) for one in scores.clients if one.beta is not None and one.beta < 0)
+        names = [f"{self._known[client]['name']} ({beta:+.3f})" for beta, client in hurt[:10]]
+        more = f" and {len(hurt) - 10} more" if len(hurt) > 10 else ""
+        who = f"worse off than alone: {', '.join(names)}{more}" if names else "nobody is worse off than alone"
+        say(f"round {round}: mean gain beta {scores.beta:+.3f}; {who}", warn=scores.beta < 0)

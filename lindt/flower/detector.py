@@ -1,0 +1,217 @@
+"""NFLDetector: detection (Alg. 2, s6-s11) around any Flower strategy, in one line of a ServerApp.
+
+    strategy = NFLDetector(FedAvg(), epsilon=0.3, patience=10)
+    strategy.start(grid, initial_arrays, num_rounds=50)
+
+It copies the clients' weights before the strategy has them, sees the aggregate after, and changes neither.
+Limits: Delta is no absolute (docs/choosing-epsilon.md); noise that clients add themselves is not subtracted.
+
+Legend: K clients answering, P weights.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Literal, final
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from lindt.detection import Counting, Divergence, Statistic
+from lindt.errors import UserError
+from lindt.flower.bookkeeping import Bookkeeping
+from lindt.flower.caution import Caution, say
+from lindt.flower.checkpoint import check_fit
+from lindt.flower.journal import Journal
+from lindt.flower.orders import PREFIX, Order, reports_of
+from lindt.flower.replies import Sifted, float_names, sift, weights_of
+from lindt.flower.seeing import see
+from lindt.flower.taps import ORDER, Tap, chain, tapped
+from lindt.metrics import Scores
+from lindt.recovery import Evidence, OnDetection, Persist, RecoveryState, Stop
+
+
+@final
+class NFLDetector(Strategy):
+    """Wraps a strategy. With `folder` the run is kept there in our own format, and taken up again after a crash.
+
+    `statistic` is what is held against epsilon: `delta` (Eq. 7), `clean` (around the aggregate before noise) or
+    `spread` (around the clients' own mean, which has a limit of zero under any strategy).
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        epsilon: float = 0.1,
+        patience: int = 250,
+        *,
+        statistic: Statistic = "delta",
+        counting: Counting = "cumulative",
+        stop: Stop | None = None,
+        again: Literal["rearm", "once"] = "rearm",
+        folder: str | Path | None = None,
+        name: str = "flower",
+    ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise UserError(f"strategy: a {type(strategy).__name__}; give one of flwr.serverapp.strategy")
+        links = list(chain(strategy))
+        if any(isinstance(link, NFLDetector) for link in links):
+            raise UserError(f"strategy: there is a detector inside it already; {ORDER}")
+        self.rule = OnDetection(float(epsilon), patience, statistic, counting, stop or Persist(), again)
+        self.strategy, self._taps = tapped(strategy)
+        self._caution = Caution(statistic, links)
+        names = [type(link).__name__ for link in links if not isinstance(link, Tap)]
+        journal = Journal(Path(folder), name, self.rule, names) if folder is not None else None
+        self._books = Bookkeeping(journal)
+        self._experiment = journal.run if journal else uuid.uuid4().hex
+        keys = [str(vars(link)["weighted_by_key"]) for link in links if "weighted_by_key" in vars(link)]
+        self._weighted_by = keys[0] if keys else "num-examples"
+        self._session = ""
+        self._sent: ArrayRecord | None = None  # w^{r-1}; None until the run has begun
+        self._since = 0
+        self.state: RecoveryState = self.rule.begin()
+        self.seen: Divergence | None = None  # of the last round
+        self.scores: Scores | None = None  # of the last evaluation that clients reported in
+
+    def __getattr__(self, name: str) -> Any:
+        """What a user's own strategy has besides Flower's methods."""
+        if name == "strategy":
+            raise AttributeError(name)
+        return getattr(self.strategy, name)
+
+    @property
+    def negative(self) -> bool:
+        """The verdict: NFL has been detected in this run."""
+        return self.state.detections > 0
+
+    def begin(self, arrays: ArrayRecord, num_rounds: int) -> tuple[int, ArrayRecord]:
+        """The round to go on after, and w: from the checkpoint where there is one. `start` calls it; a loop of
+        your own that calls the strategy's methods itself calls it once before."""
+        self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
+        weights_of(arrays, float_names(arrays))  # raises where there is nothing to measure
+        saved = self._books.take_up(num_rounds, self.strategy)
+        if saved is not None:
+            check_fit(saved.arrays, arrays)
+            self._since, self.state, arrays = saved.round, saved.recovery, saved.arrays
+            flag = "on" if self.state.on else "off"
+            say(f"goes on after round {saved.round}, count {self.state.count}, recovery {flag}")
+            self._caution.resumed()
+        return self._since, arrays
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """As Flower's own, with true round numbers when it goes on from a checkpoint of `folder`."""
+        with self._books.locked():
+            done, arrays = self.begin(initial_arrays, num_rounds)
+            if done >= num_rounds:
+                say(f"the folder holds all {num_rounds} rounds already; name another for a new run", warn=True)
+                self._books.finish()
+                return Result(arrays=arrays)
+            score = (lambda r, w: evaluate_fn(r + done, w)) if evaluate_fn else None
+            left = num_rounds - done
+            result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, score)
+            self._books.finish()
+        for found in (
+            result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp
+        ):  # fmt: skip
+            later = {round + done: metrics for round, metrics in found.items()}
+            found.clear()
+            found.update(later)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        if self._sent is None:
+            raise UserError(
+                f"NFLDetector was not started itself: {ORDER}, and start() is the detector's. Under a DP wrapper "
+                "it would take the noise for zero. A loop of your own calls detector.begin(arrays, rounds) first"
+            )
+        round, self._sent = server_round + self._since, arrays
+        messages = list(self.strategy.configure_train(round, arrays, config, grid))
+        self._books.ask(round, [message.metadata.dst_node_id for message in messages], list(grid.get_node_ids()))
+        return self._ordered(messages, round)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        assert self._sent is not None
+        round, recovering, before = server_round + self._since, self.state.on, self.state.detections
+        clip_norm = self._taps.clip_norm()
+        sifted = sift(list(replies), self._sent, self._weighted_by, clipping=clip_norm is not None)
+        self._taps.watch(sifted.names)
+        arrays, metrics = self.strategy.aggregate_train(round, sifted.passed)
+        self.seen = see(sifted, arrays, clip_norm, self._taps, self._caution) if arrays else None
+        self._taps.forget()
+        answered = frozenset(self._books.number(node) for node in sifted.nodes)
+        self.state = self.rule.judge(self.state, Evidence(round, self.seen, answered, self._books.clients))
+        self._books.played(round, sifted, self.seen, recovering, self.state, arrays or self._sent, self.strategy)
+        self._tell(round, sifted, detected=self.state.detections > before)
+        if arrays is None or self.seen is None:
+            return arrays, metrics
+        return arrays, self._with_verdict(metrics)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        round = server_round + self._since
+        return self._ordered(list(self.strategy.configure_evaluate(round, arrays, config, grid)), round)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        round, replies = server_round + self._since, list(replies)
+        reports, faults = reports_of(replies)
+        for node, fault in faults.items():
+            say(f"round {round}: node {node} reported what cannot be understood: {fault}", warn=True)
+        metrics = self.strategy.aggregate_evaluate(round, replies)
+        self.scores = self._books.scored(round, reports)
+        if self.scores is None:
+            return metrics
+        record = MetricRecord() if metrics is None else metrics
+        for name in ("central", "local", "private", "beta", "worst_tenth", "harmed", "clearly_harmed"):
+            value = getattr(self.scores, name)
+            if value is not None:
+                record[PREFIX + name.replace("_", "-")] = value
+        return record
+
+    def summary(self) -> None:
+        rule = self.rule
+        say(f"NFL when {rule.statistic} exceeds epsilon = {rule.epsilon:g} in more than r' = {rule.patience} rounds")
+        self.strategy.summary()
+
+    def _ordered(self, messages: list[Message], round: int) -> list[Message]:
+        keep = max(0, round - 2)  # a checkpoint of the round before last may still be gone back to
+        order = Order(self._experiment, self._session, self._since, round, keep, self.state.on)
+        for message in messages:
+            order.put(message)
+        return messages
+
+    def _with_verdict(self, metrics: MetricRecord | None) -> MetricRecord:
+        record = MetricRecord() if metrics is None else metrics
+        assert self.seen is not None
+        for name, value in vars(self.seen).items():
+            record[PREFIX + name.replace("_", "-")] = float(value)
+        record[PREFIX + "count"] = self.state.count
+        record[PREFIX + "negative"] = int(self.negative)
+        record[PREFIX + "recovering"] = int(self.state.on)
+        return record
+
+    def _tell(self, round: int, sifted: Sifted, *, detected: bool) -> None:
+        for node, reason in sifted.refused.items():
+            say(f"round {round}: refused node {node}: {reason}", warn=True)
+        if self.seen is not None:
+            watched, rule = self.seen.watched(self.rule.statistic), self.rule
+            against = f"{rule.statistic} {watched:.4g} / epsilon {rule.epsilon:g}"
+            say(f"round {round}: {against}, count {self.state.count} / r' {rule.patience}")
+        if detected:
+            say(f"round {round}: NFL suspected; clients train and predict with their dual model from now on", warn=True)

@@ -1,0 +1,134 @@
+"""What the server takes of what comes back, before the strategy has it: copies of the weights, and who is refused.
+
+An update with NaN, of another shape than the model or without weights would poison the mean or end the run. It is
+refused by name and reason, and the strategy does not see it. Errors that clients report go on to the strategy,
+which has its own way with them.
+
+Legend: K clients answering, P weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message
+from torch import Tensor
+
+from lindt.detection import flat
+from lindt.errors import UserError
+
+Values = dict[str, np.ndarray]
+Structure = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def weights_of(record: ArrayRecord, names: frozenset[str]) -> Tensor:
+    """w as one vector, a copy. BatchNorm's statistics are no part of it (`flat` leaves them out)."""
+    return flat({name: array.numpy() for name, array in record.items() if name in names})
+
+
+def float_names(record: ArrayRecord) -> frozenset[str]:
+    """Which arrays are weights. Ask a client's: a strategy's mean turns BatchNorm's counter into a float."""
+    return frozenset(name for name, array in record.items() if "float" in array.dtype)
+
+
+def structure_of(record: ArrayRecord) -> Structure:
+    return tuple(sorted((name, tuple(array.shape)) for name, array in record.items()))
+
+
+@final
+@dataclass(frozen=True)
+class Sifted:
+    """`passed` goes on to the strategy; rows of `w_KP` are `nodes`, in order."""
+
+    passed: list[Message]
+    names: frozenset[str]  # of the arrays that make w
+    nodes: list[int]
+    w_KP: Tensor
+    lengths_K: list[float]  # ||w_i - w^{r-1}|| over all arrays, as Flower's clipping counts it; 0 where nobody clips
+    sizes_K: list[float]  # what the strategy weighs them by; ones where nothing is said
+    refused: dict[int, str]
+
+
+def sift(replies: list[Message], sent: ArrayRecord, weighted_by: str, *, clipping: bool = False) -> Sifted:
+    whole = [reply for reply in replies if not reply.has_error() and len(reply.content.array_records) == 1]
+    structures = Counter(structure_of(_record(reply)) for reply in whole)
+    # Some apps return other arrays than they were sent (adapters, say): then they agree with one another.
+    expected = structure_of(sent)
+    if structures and expected not in structures:
+        expected = structures.most_common(1)[0][0]
+    before = {name: array.numpy() for name, array in sent.items()} if clipping else {}
+    # What most of them say: one client must not decide what is measured.
+    said = Counter(float_names(_record(reply)) for reply in whole if structure_of(_record(reply)) == expected)
+    names = said.most_common(1)[0][0] if said else frozenset()
+    rows: list[tuple[int, Tensor, float, float]] = []
+    refused: dict[int, str] = {}
+    for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+        node = reply.metadata.src_node_id
+        try:
+            values = _read(reply, expected)
+            w = _weights(values, names)
+        except ValueError as fault:
+            refused[node] = " ".join(str(fault).split())[:300]
+        else:
+            rows.append((node, w, _length(values, before), _size(reply, weighted_by)))
+    # In the order they came: a strategy may depend on it.
+    passed = [reply for reply in replies if reply.has_error() or reply.metadata.src_node_id not in refused]
+    w_KP = torch.stack([row[1] for row in rows]) if rows else torch.empty(0, 0)
+    return Sifted(passed, names, [r[0] for r in rows], w_KP, [r[2] for r in rows], [r[3] for r in rows], refused)
+
+
+def _record(reply: Message) -> ArrayRecord:
+    return next(iter(reply.content.array_records.values()))
+
+
+def _read(reply: Message, expected: Structure) -> Values:
+    """The arrays of a good reply; ValueError, in words, for any other."""
+    if reply.has_error():
+        raise ValueError(f"failed: {reply.error.reason}")
+    records = reply.content.array_records
+    if len(records) != 1:
+        raise ValueError(f"{len(records)} records of weights where one is wanted")
+    record = _record(reply)
+    if structure_of(record) != expected:
+        raise ValueError("its weights have other names or shapes than the model's")
+    try:
+        values = {name: array.numpy() for name, array in record.items()}
+    except (ValueError, TypeError, OSError, EOFError) as error:
+        raise ValueError(f"its weights cannot be read: {error}") from None
+    for name, shape in expected:
+        if values[name].shape != shape:
+            raise ValueError(f"{name} is {values[name].shape} and was declared {shape}")
+        if np.issubdtype(values[name].dtype, np.inexact) and not np.isfinite(values[name]).all():
+            raise ValueError(f"NaN or infinity in {name}")
+    return values
+
+
+def _weights(values: Values, names: frozenset[str]) -> Tensor:
+    for name in sorted(names):
+        if not np.issubdtype(values[name].dtype, np.floating):
+            raise ValueError(f"{name} holds {values[name].dtype}, the others' floats")
+    try:
+        w = flat({name: value for name, value in values.items() if name in names})
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    if not torch.isfinite(torch.linalg.vector_norm(w)):
+        raise ValueError("its weights are too large to measure")
+    return w
+
+
+def _length(values: Values, before: Values) -> float:
+    """0 where the arrays are not those that were sent: there is no update then."""
+    if values.keys() != before.keys():
+        return 0.0
+    squares = [float(np.square(np.float64(value) - before[name]).sum()) for name, value in values.items()]
+    return float(np.sqrt(sum(squares)))
+
+
+def _size(reply: Message, weighted_by: str) -> float:
+    metrics = reply.content.metric_records
+    value = next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
+    return float(value) if isinstance(value, int | float) and value > 0 else 1.0

@@ -1,0 +1,69 @@
+"""The page as one file: `page/built.html`, alone for `lindt watch`, with the runs' values inside for `lindt report`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from lindt.disk import write_whole
+from lindt.errors import UserError
+from lindt.report.payload import whole_run
+from lindt.report.reading import Run, find_runs, read_run
+from lindt.report.spending import is_open, spent, spent_so_far
+
+HOLE = '<script type="application/json" id="data">null</script>'
+
+
+def empty_page() -> str:
+    return files("lindt.report").joinpath("page/built.html").read_text(encoding="utf-8")
+
+
+def page_with(runs: Sequence[dict[str, Any]]) -> str:
+    """The page with values inside. No text of theirs can end the element they stand in, or begin another."""
+    text = json.dumps({"runs": runs}, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    before, found, after = empty_page().partition(HOLE)
+    assert found, "built.html has no place for the values; build it anew with `make page`"
+    return f"{before}{HOLE.replace('null', text)}{after}"
+
+
+def write_report(folders: Sequence[Path], out: Path) -> list[Run]:
+    """One self-contained file of one run or several; returns what it holds. A folder of runs stands for them all."""
+    found = list(dict.fromkeys(run for folder in folders for run in find_runs(folder)))
+    if not found:
+        raise UserError(f"{', '.join(map(str, folders))}: no run in there; name a run's folder, or one that holds runs")
+    runs = [read_run(folder) for folder in found]
+    if not out.parent.is_dir():
+        raise UserError(f"-o {out}: there is no folder {out.parent}; make it, or name another place")
+    budgets = [spent_so_far(run) if is_open(run) else spent(run) for run in runs]
+    values = [whole_run(*each) for each in zip(runs, ids_of(found), budgets, strict=True)]
+    write_whole(out, page_with(values).encode())
+    return runs
+
+
+def ids_of(folders: Sequence[Path]) -> list[str]:
+    """Each run by as few of its folders' names as tell it from the others: no machine's paths in a report."""
+    parts = [folder.resolve().parts for folder in folders]
+    longest = max(map(len, parts))
+    for length in range(1, longest + 1):
+        ids = ["/".join(part[-length:]) for part in parts]
+        if len(set(ids)) == len(ids):
+            return ids
+    return [f"run {n}" for n in range(1, len(folders) + 1)]
+
+
+def script_hashes(page: str) -> tuple[str, str]:
+    """The hashes of the page's own script and style, for a policy that lets no other run."""
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    script = page.rpartition("<script>")[2].partition("</script>")[0]
+    return _hash(script), _hash(style)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

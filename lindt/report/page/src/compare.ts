@@ -1,0 +1,118 @@
+// Several runs side by side: the table, and curves over one another with bands over seeds.
+
+import { el } from "./dom";
+import { forget, lineChart } from "./lines";
+import type { Line } from "./lines";
+import { deviation, gain, known, mean, score, small, tick } from "./numbers";
+import { block } from "./runview";
+import { scored, series } from "./story";
+import type { Round, Run } from "./types";
+
+interface Group {
+  label: string;
+  method: string;
+  runs: Run[];
+}
+
+interface Measure {
+  name: string;
+  label: (percent: boolean, metric: string) => string;
+  pick: (line: Round) => number | null | undefined;
+  format: (value: number, percent: boolean) => string;
+  tick: (value: number, percent: boolean) => string;
+}
+
+const VIEW = "compare";
+const PALETTE = ["series-1", "series-2", "series-3", "series-4", "series-5", "series-6", "series-7"];
+const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
+const MEASURES: Measure[] = [
+  { name: "mean gain", label: (percent) => (percent ? "gain (points)" : "gain"), pick: (line) => line.scores?.beta, format: gain, tick },
+  { name: "local", label: (percent, metric) => (percent ? `local ${metric} (%)` : `local ${metric}`), pick: (line) => line.scores?.local, format: score, tick },
+  { name: "central", label: (percent, metric) => (percent ? `central ${metric} (%)` : `central ${metric}`), pick: (line) => line.scores?.central, format: score, tick },
+  { name: "clearly worse off", label: () => "clients", pick: (line) => line.scores?.clearly_harmed, format: small, tick: small },
+  { name: "Delta", label: () => "Delta", pick: (line) => line.delta, format: small, tick: small },
+  { name: "attack success", label: () => "success on what clients use (%)", pick: (line) => line.scores?.attack_local, format: (value) => score(value, true), tick: (value) => tick(value, true) },
+];
+
+/** Runs that differ in their seed alone are one row and one curve. */
+export function groups(runs: Run[]): Group[] {
+  const found = new Map<string, Run[]>();
+  for (const run of runs) found.set(run.group, [...(found.get(run.group) ?? []), run]);
+  const made = [...found.values()].map((mine) => ({ runs: mine, method: mine[0]?.method ?? "", label: mine[0]?.id ?? "" }));
+  for (const group of made) {
+    const alike = made.filter((other) => other.method === group.method).length;
+    const name = group.runs[0]?.name ?? "";
+    const where = group.runs.length > 1 ? `${name}, ${group.runs.length} seeds` : (group.runs[0]?.id ?? "");
+    group.label = alike === 1 ? group.method : `${group.method} (${where})`;
+  }
+  return made;
+}
+
+export function compareView(runs: Run[], open: (id: string) => void): HTMLElement {
+  forget(VIEW);
+  const made = groups(runs);
+  const chart = lineChart(VIEW, "The runs over one another", 320);
+  const percent = runs.every((run) => run.percent);
+  const metric = runs[0]?.metric ?? "score";
+  const rounds = [...new Set(runs.flatMap((run) => run.rounds.map((line) => line.round)))].sort((a, b) => a - b);
+  const until = Math.max(1, ...runs.map((run) => run.planned ?? 0), ...rounds.slice(-1));
+  const choice = el("div", { class: "choice", role: "radiogroup", "aria-label": "What is drawn" });
+
+  function show(measure: Measure): void {
+    const lines = made.map((group, index): Line => {
+      const many = group.runs.map((run) => new Map(run.rounds.map((line) => [line.round, measure.pick(line) ?? null])));
+      // Only rounds in which every seed was scored: a mean over others would jump from one seed to the next.
+      const at = rounds.map((round) => known(many.map((values) => values.get(round)))).map((values) => (values.length === many.length ? values : []));
+      const line: Line = { label: group.label, values: at.map(mean), colour: PALETTE[index % PALETTE.length] ?? "series-1", dash: DASHES[Math.floor(index / PALETTE.length + index) % DASHES.length] ?? [] };
+      if (group.runs.length < 2) return line;
+      return { ...line, band: { low: at.map((values) => (values.length ? Math.min(...values) : null)), high: at.map((values) => (values.length ? Math.max(...values) : null)) } };
+    });
+    const rule = measure.pick === MEASURES[0]?.pick ? { rule: { value: 0, label: "as alone" } } : {};
+    chart.draw({ ...rule, rounds, until, lines, label: measure.label(percent, metric), format: (value) => measure.format(value, percent), tick: (value) => measure.tick(value, percent) });
+  }
+
+  const usable = MEASURES.filter((measure) => runs.some((run) => known(series(run, measure.pick)).length));
+  usable.forEach((measure, index) => {
+    const input = el("input", { type: "radio", name: "measure", checked: index === 0, change: () => show(measure) });
+    choice.append(el("label", {}, input, measure.name));
+  });
+  if (usable[0]) show(usable[0]);
+  const seeds = made.some((group) => group.runs.length > 1);
+  return el(
+    "div",
+    { class: "compare" },
+    el("h1", {}, `${runs.length} runs compared`),
+    block("Table", "Means over the last scored rounds; with several seeds the mean over them and its standard deviation. Clearly worse: clients clearly worse off than alone in the last scored round.", el("div", { class: "scroll" }, table(made, percent, open))),
+    usable.length ? block("Over rounds", seeds ? "A line is the mean over seeds, its band the lowest and the highest of them." : "One curve a run.", choice, chart.node) : el("p", { class: "state" }, "No round was played yet in these runs."),
+  );
+}
+
+function table(made: Group[], percent: boolean, open: (id: string) => void): HTMLElement {
+  const heads = ["", "central", "local", "alone", "gain", "clearly worse", "backdoor", "flagged in round", "runs"];
+  const rows = made.map((group) => {
+    const ends = group.runs.map((run) => ({ run, end: scored(run)[scored(run).length - 1]?.scores ?? null }));
+    const over = (pick: (one: (typeof ends)[number]) => number | null | undefined, write: (value: number) => string): string => {
+      const values = known(ends.map(pick));
+      const middle = mean(values);
+      const spread = deviation(values);
+      if (middle === null) return "\u2013";
+      return !spread ? write(middle) : `${write(middle)} \u00b1 ${write(spread).replace("+", "")}`;
+    };
+    const flagged = group.runs.map((run) => (run.rule ? String(run.rounds.find((line) => line.detections > 0)?.round ?? "no") : "\u2013"));
+    const clients = ends.find((one) => one.end)?.end?.clients.length;
+    return el(
+      "tr",
+      { class: group.runs.length === 1 ? (group.runs[0]?.verdict.tone ?? "") : "" },
+      el("th", { scope: "row" }, group.label, group.runs.length === 1 && el("div", { class: "soft" }, group.runs[0]?.verdict.headline)),
+      el("td", {}, over(({ run, end }) => run.summary?.central ?? end?.central, (value) => score(value, percent))),
+      el("td", {}, over(({ run, end }) => run.summary?.local ?? end?.local, (value) => score(value, percent))),
+      el("td", {}, over(({ run, end }) => run.summary?.private ?? end?.private, (value) => score(value, percent))),
+      el("td", {}, over(({ run, end }) => run.summary?.beta ?? end?.beta, (value) => gain(value, percent))),
+      el("td", {}, over(({ end }) => end?.clearly_harmed, (value) => small(value)) + (clients === undefined ? "" : ` of ${clients}`)),
+      el("td", {}, over(({ run, end }) => run.summary?.attack_local ?? end?.attack_local, (value) => score(value, true))),
+      el("td", {}, flagged.join(", ")),
+      el("td", { class: "links" }, ...group.runs.map((run) => el("button", { type: "button", class: "link", click: () => open(run.id) }, group.runs.length > 1 ? `seed ${run.seed}` : run.id))),
+    );
+  });
+  return el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...rows));
+}

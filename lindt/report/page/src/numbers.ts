@@ -1,0 +1,63 @@
+// Numbers as people read them.
+
+const MINUS = "\u2212";
+
+export function signed(text: string): string {
+  return text.startsWith("-") ? MINUS + text.slice(1) : text;
+}
+
+/** A score: 81.6, in percent where the metric is one. */
+export function score(value: number | null | undefined, percent: boolean): string {
+  if (value === null || value === undefined) return "\u2013";
+  return signed(percent ? (100 * value).toFixed(1) : value.toFixed(4));
+}
+
+/** A score on an axis. */
+export function tick(value: number, percent: boolean): string {
+  return signed(String(Number((percent ? 100 * value : value).toPrecision(4))));
+}
+
+/** A power of ten on an axis. */
+export function power(value: number): string {
+  const digits = "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079";
+  const exponent = Math.round(Math.log10(value));
+  return `10${String(exponent).replace("-", "\u207b").replace(/\d/g, (digit) => digits[Number(digit)] ?? "")}`;
+}
+
+/** A gain: +7.6. */
+export function gain(value: number | null | undefined, percent: boolean): string {
+  if (value === null || value === undefined) return "\u2013";
+  const text = score(value, percent);
+  return value > 0 ? `+${text}` : text;
+}
+
+export function small(value: number | null | undefined): string {
+  if (value === null || value === undefined) return "\u2013";
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-3 || size >= 1e5)) return value.toExponential(1).replace(".0e", "e").replace("e+", "e").replaceAll("-", MINUS);
+  return signed(String(Number(value.toPrecision(3))));
+}
+
+export function count(n: number, word: string): string {
+  return `${n} ${word}${n === 1 ? "" : "s"}`;
+}
+
+export function mean(values: number[]): number | null {
+  return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
+}
+
+export function deviation(values: number[]): number | null {
+  if (values.length < 2) return null;
+  const middle = mean(values) as number;
+  return Math.sqrt(values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / (values.length - 1));
+}
+
+export function known(values: (number | null | undefined)[]): number[] {
+  return values.filter((value): value is number => value !== null && value !== undefined);
+}
+
+export function duration(seconds: number): string {
+  if (seconds < 90) return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}

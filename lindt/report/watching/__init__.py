@@ -1,0 +1,1 @@
+"""The live page: `lindt watch`. A small server that reads runs while they are written, and writes nothing."""

@@ -1,0 +1,102 @@
+"""The runs below one folder, and none outside it, each read on from where it was left."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, final
+
+from lindt.errors import UserError
+from lindt.report.reading import Reader, Run, find_runs, is_locked
+from lindt.report.showing import brief
+from lindt.report.spending import Spent, is_open, spent, spent_so_far
+from lindt.report.verdict import verdict
+
+OPEN_RUNS = 32  # kept in memory with all their rounds
+BUDGET_EVERY = 10  # rounds: the budget of a run that goes on is computed anew
+
+
+@final
+class Shelf:
+    """Safe to ask from several threads: one looks at the files at a time."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise UserError(f"{root} is no folder; name one that holds runs")
+        self.root = root.resolve()
+        self._lock = threading.Lock()
+        self._readers: OrderedDict[str, Reader] = OrderedDict()
+        self._briefs: dict[str, tuple[object, dict[str, Any]]] = {}
+        self._budgets: dict[str, tuple[int, Spent]] = {}
+        self._computing = threading.Lock()  # one budget at a time
+
+    def folder(self, id: str) -> Path:
+        """The folder of a run. Whatever leads out of the runs' folder, by `..`, by `/` or by a link, is no run."""
+        try:
+            found = self.root / id
+            inside = bool(id) and found.resolve(strict=True) == found and found.is_relative_to(self.root)
+        except (OSError, ValueError, RuntimeError):  # not there, a NUL in its name, links that go round
+            inside = False
+        if not inside or not (found / "plan.toml").is_file():
+            raise UserError(f"there is no run {id!r} here")
+        return found
+
+    def run(self, id: str) -> Run:
+        folder = self.folder(id)
+        with self._lock:
+            reader = self._readers.pop(id, None) or Reader(folder)
+            self._readers[id] = reader
+            while len(self._readers) > OPEN_RUNS:
+                self._readers.popitem(last=False)
+            return reader.read()
+
+    def spent(self, id: str, run: Run) -> Spent:
+        """The privacy budget. For a run that has not ended the last one computed: that takes a moment, aside."""
+        if not is_open(run):
+            return spent(run)
+        step = math.ceil(len(run.rounds) / BUDGET_EVERY) if run.state == "running" else -len(run.rounds)
+        known = self._budgets.get(id)
+        if (known is None or known[0] != step) and self._computing.acquire(blocking=False):
+            threading.Thread(target=self._compute, args=(id, run, step), daemon=True).start()
+        return known[1] if known else spent(run)
+
+    def _compute(self, id: str, run: Run, step: int) -> None:
+        try:
+            self._budgets[id] = (step, spent_so_far(run))
+        finally:
+            self._computing.release()
+
+    def briefs(self) -> list[dict[str, Any]]:
+        """A row for every run; one that has not changed is not read again."""
+        rows = []
+        for folder in find_runs(self.root):
+            # A server started inside a run shows that run.
+            id = "." if folder == self.root else folder.relative_to(self.root).as_posix()
+            now = _signature(folder)
+            kept = self._briefs.get(id)
+            if kept is None or kept[0] != now:
+                kept = self._briefs[id] = (now, self._brief(id))
+            rows.append(kept[1])
+        return rows
+
+    def _brief(self, id: str) -> dict[str, Any]:
+        try:
+            run = self.run(id)
+        except UserError as error:
+            return {"run": id, "state": "unreadable", "verdict": str(error).replace(f"{self.root}/", "")}
+        return {**brief(run, id), "tone": verdict(run).tone}
+
+
+def _signature(folder: Path) -> object:
+    """What changes when a run does."""
+    found: list[object] = [is_locked(folder)]
+    for name in ("run.json", "plan.toml", "rounds.jsonl", "summary.json"):
+        try:
+            status = os.lstat(folder / name)
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found

@@ -1,0 +1,36 @@
+"""TensorBoard: event files in the run's folder. `tensorboard --logdir runs` finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import final
+
+
+def open_run(folder: Path, run: str, name: str, plan: Mapping[str, object], done: int) -> TensorBoard:
+    return TensorBoard(folder / "tensorboard", plan, done)
+
+
+@final
+class TensorBoard:
+    def __init__(self, folder: Path, plan: Mapping[str, object], done: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # What an interrupted run wrote of rounds that are played again is taken back.
+        self.writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+        if not done:
+            lines = "\n".join(f"    {field} = {value!r}" for field, value in plan.items())
+            self.writer.add_text("plan", lines)
+
+    def round(self, round: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, round)
+        self.writer.flush()
+        self.last = round
+
+    def end(self, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self.writer.add_scalar(name, value, self.last)
+
+    def close(self) -> None:
+        self.writer.close()

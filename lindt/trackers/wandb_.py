@@ -1,0 +1,44 @@
+"""Weights & Biases: offline unless WANDB_MODE says otherwise, so that nothing leaves the machine unasked.
+
+`wandb sync RUN/wandb/offline-run-*` sends it later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+
+def open_run(folder: Path, run: str, name: str, plan: Mapping[str, object], done: int) -> WandB:
+    import wandb
+
+    tracked = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", "lindt"),
+        id=run,  # the same for a run that goes on
+        name=folder.name,
+        group=name,
+        config=dict(plan),
+        dir=str(folder),
+        mode=os.environ.get("WANDB_MODE", "offline"),
+        resume="allow",
+        settings=wandb.Settings(console="off", silent=True, disable_git=True, save_code=False),
+    )
+    return WandB(tracked)
+
+
+@final
+class WandB:
+    def __init__(self, run: Any) -> None:
+        self.run, self.code = run, 1  # until the run has ended
+
+    def round(self, round: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=round)
+
+    def end(self, values: Mapping[str, float]) -> None:
+        self.run.summary.update(dict(values))
+        self.code = 0
+
+    def close(self) -> None:
+        self.run.finish(exit_code=self.code)

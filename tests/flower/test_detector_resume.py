@@ -1,0 +1,250 @@
+"""A killed server costs at most one round; and a Flower run reads like one of our own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import numpy as np
+from fake_grid import FakeGrid
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import FedAvg, Strategy
+from small_apps import arrays, heard, pushing
+
+from lindt.errors import UserError
+from lindt.flower import NFLDetector
+from lindt.flower.orders import Report
+from lindt.report.kept_plan import method_words, repeat_command
+from lindt.report.reading import read_run
+from lindt.report.shapes import ABOUT, ROUND, SUMMARY, fits
+
+ZERO = {"w": [0.0, 0.0]}
+NODES = 6
+
+
+def drifting(message: Message, context: Context) -> Message:
+    """Each client and round has its own update; the first two clients report how they fare."""
+    i, config = int(context.node_config["partition-id"]), message.content["config"]
+    if message.metadata.message_type == "evaluate":
+        reply = Message(RecordDict({"m": MetricRecord({"num-examples": 4, "acc": 0.5})}), reply_to=message)
+        if i < 2:
+            Report(f"ward-{i}", 4, central=2.0, local=2.0 + i, private=3.0, wins=i, losses=1).attach(reply.content)
+        return reply
+    rng = np.random.default_rng([i, int(config["server-round"])])
+    w = message.content["arrays"]["w"].numpy() + rng.normal(0, 1, 2).astype(np.float32)
+    metrics = MetricRecord({"num-examples": 4})
+    return Message(RecordDict({"arrays": ArrayRecord({"w": Array(w)}), "metrics": metrics}), reply_to=message)
+
+
+def detector(folder: Path, strategy: Strategy | None = None, **settings: Any) -> NFLDetector:
+    chosen = strategy or FedAvg(fraction_train=0.5, fraction_evaluate=0.7)
+    return NFLDetector(chosen, epsilon=0.5, patience=2, folder=folder, **settings)
+
+
+class Killed(BaseException):
+    """What no code of the app's can catch: the process is gone."""
+
+
+def killing(at: int, kind: str) -> Callable[[Message, Context], Message]:
+    def app(message: Message, context: Context) -> Message:
+        if message.content["config"]["server-round"] == at and message.metadata.message_type == kind:
+            raise Killed
+        return drifting(message, context)
+
+    return app
+
+
+STATEFUL: dict[str, Callable[[], Strategy]] = {
+    "FedAvg": lambda: FedAvg(fraction_train=0.5, fraction_evaluate=0.7),
+    "FedAdam": lambda: flower.FedAdam(fraction_train=0.5),
+    "FedAvgM": lambda: flower.FedAvgM(server_momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("name", STATEFUL)
+def test_killed_and_started_again_it_ends_as_if_nothing_had_been(name: str, kind: str, tmp_path: Path) -> None:
+    random.seed(5)
+    whole = detector(tmp_path / "whole", STATEFUL[name]())
+    straight = whole.start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=6)
+
+    random.seed(5)
+    first = FakeGrid(killing(4, kind), NODES)
+    with pytest.raises(Killed):
+        detector(tmp_path / "cut", STATEFUL[name]()).start(first, arrays(**ZERO), num_rounds=6)
+    random.seed(99)  # another process, another state
+    again, second = detector(tmp_path / "cut", STATEFUL[name]()), FakeGrid(drifting, NODES)
+    with heard() as said:
+        result = again.start(second, arrays(**ZERO), num_rounds=6)
+    rounds = [m.content["config"]["server-round"] for m in second.of("train")]
+    lost = 3 if kind == "train" else 4  # the round that was trained is kept, though not evaluated
+    assert min(rounds) == lost + 1
+    count = lines(tmp_path / "whole")[lost - 1]["count"]
+    assert f"goes on after round {lost}, count {count}, recovery {'on' if count > 2 else 'off'}" in said
+    if kind == "train":
+        assert (again.state, again.seen) == (whole.state, whole.seen)
+        assert result.arrays["w"].data == straight.arrays["w"].data
+        assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+        assert result.train_metrics_clientapp[6] == straight.train_metrics_clientapp[6]
+    else:
+        found = lines(tmp_path / "cut")
+        assert [line["round"] for line in found] == [1, 2, 3, 4, 5, 6]
+        assert found[3] == lines(tmp_path / "whole")[3] | {"scores": None}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+
+
+def test_kill_9(tmp_path: Path) -> None:
+    """A process that is really gone, in the middle of round 4: its lock with it, its three rounds not."""
+    code = """
+import os, random, signal, sys
+from pathlib import Path
+import test_detector_resume as here
+
+def app(message, context):
+    if message.content["config"]["server-round"] == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return here.drifting(message, context)
+
+random.seed(5)
+here.detector(Path(sys.argv[1])).start(here.FakeGrid(app, here.NODES), here.arrays(**here.ZERO), num_rounds=6)
+"""
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    call = [sys.executable, "-c", code, str(tmp_path / "cut")]
+    done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    detector(tmp_path / "cut").start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=6)
+    random.seed(5)
+    detector(tmp_path / "whole").start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=6)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+
+
+def test_clients_are_told_what_never_happened(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        detector(tmp_path).start(FakeGrid(killing(4, "train"), NODES), arrays(**ZERO), num_rounds=6)
+    grid = FakeGrid(drifting, NODES)
+    detector(tmp_path).start(grid, arrays(**ZERO), num_rounds=6)
+    config = grid.sent[0].content["config"]
+    run = json.loads((tmp_path / "run.json").read_text())["run"]
+    assert (config["lindt-experiment"], config["lindt-since"], config["lindt-round"]) == (run, 3, 4)
+    assert config["lindt-keep"] == 2
+
+
+def test_round_numbers_are_true_after_a_restart(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def central(round: int, w: ArrayRecord) -> MetricRecord:
+        seen.append(round)
+        return MetricRecord({"round": round})
+
+    detector(tmp_path).start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=2)
+    result = detector(tmp_path).start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=4, evaluate_fn=central)
+    assert seen == [2, 3, 4]  # the first is the w it goes on from
+    assert list(result.train_metrics_clientapp) == [3, 4]
+    assert result.evaluate_metrics_serverapp[4]["round"] == 4
+
+
+def test_a_finished_run_is_not_played_again(tmp_path: Path) -> None:
+    first = detector(tmp_path).start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=2)
+    grid = FakeGrid(drifting, NODES)
+    with heard() as said:
+        result = detector(tmp_path).start(grid, arrays(**ZERO), num_rounds=2)
+    assert grid.sent == []
+    assert result.arrays["w"].data == first.arrays["w"].data
+    assert any("holds all 2 rounds already" in text for text in said)
+    assert (tmp_path / "summary.json").exists()
+
+
+def test_the_folder_reads_like_one_of_our_own_runs(tmp_path: Path) -> None:
+    detector(tmp_path, FedAvg(), name="wards").start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=4)
+    assert fits(json.loads((tmp_path / "run.json").read_text()), ABOUT)
+    assert fits(json.loads((tmp_path / "summary.json").read_text()), SUMMARY)
+    found = lines(tmp_path)
+    assert all(fits(line, ROUND) for line in found)
+    run = read_run(tmp_path)
+    assert (run.state, run.name, run.planned, run.said) == ("ended", "wards", 4, ())
+    assert run.summary is not None
+    assert method_words(run.plan) == "LINDT on detection"
+    assert repeat_command("plan.toml", run.about["task"]) == "start the Flower app with another folder"
+    assert run.summary["detected_at"] == [3]  # Delta above 0.5 in more than 2 rounds
+    # Two wards report: 2 of 4 right with w; they predict 2 and 3 right, alone 3 each.
+    scores = found[0]["scores"]
+    assert (scores["central"], scores["local"], scores["private"]) == (0.5, 0.625, 0.75)
+    assert scores["beta"] == -0.125
+    assert (scores["harmed"], scores["ties"]) == (1, 1)
+    named = {one["client"]: one for one in run.about["clients"]}
+    assert sorted(one["name"] for one in named.values() if "name" in one) == ["ward-0", "ward-1"]
+    assert all(one["train"] == 4 for one in named.values())
+
+
+def test_the_gain_is_in_flowers_own_metrics_and_the_log(tmp_path: Path) -> None:
+    with heard() as said:
+        result = NFLDetector(FedAvg(), 0.5, 2).start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=1)
+    metrics = result.evaluate_metrics_clientapp[1]
+    assert (metrics["lindt-beta"], metrics["lindt-harmed"]) == (-0.125, 1)
+    assert metrics["acc"] == pytest.approx(0.5)
+    assert "! round 1: mean gain beta -0.125; worse off than alone: ward-0 (-0.250)" in said
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    app = pushing(*[[1, 1]] * 3)
+    detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(**ZERO), num_rounds=1)
+    with pytest.raises(UserError, match=r"was run with \['FedAvg'\]"):
+        detector(tmp_path / "a", flower.FedMedian())
+    with pytest.raises(UserError, match="of another model"):
+        detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(w=[0.0]), num_rounds=2)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "run.json").write_text('{"format": 1, "run": "x", "task": null}')
+    with pytest.raises(UserError, match="not a Flower app's"):
+        detector(tmp_path / "b")
+    state = next((tmp_path / "a" / "checkpoint").glob("state-*.json"))
+    state.write_text("{}")
+    with pytest.raises(UserError, match=r"state-000001\.json is damaged"):
+        detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(**ZERO), num_rounds=2)
+
+
+def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
+    def second(message: Message, context: Context) -> Message:
+        with pytest.raises(UserError, match="another process is working on this run"):
+            detector(tmp_path).start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=1)
+        return drifting(message, context)
+
+    detector(tmp_path).start(FakeGrid(second, NODES), arrays(**ZERO), num_rounds=1)
+
+
+def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    detector(tmp_path).start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=4)
+    found = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
+    assert found == [
+        "arrays-000003.safetensors",
+        "arrays-000004.safetensors",
+        "state-000003.json",
+        "state-000004.json",
+    ]
+
+
+def test_a_report_that_is_none_is_told_and_left_out(tmp_path: Path) -> None:
+    def app(message: Message, context: Context) -> Message:
+        reply = drifting(message, context)
+        if message.metadata.message_type == "evaluate" and "lindt" in reply.content:
+            reply.content["lindt"]["samples"] = -1
+        return reply
+
+    with heard() as said:
+        result = NFLDetector(FedAvg(), 0.5, 2).start(FakeGrid(app, NODES), arrays(**ZERO), num_rounds=1)
+    assert sum("reported what cannot be understood" in text for text in said) == 2
+    assert list(result.evaluate_metrics_clientapp[1]) == ["acc"]

@@ -1,0 +1,148 @@
+"""examples/flower-quickstart: five changed lines turn a plain Flower app into one that detects and recovers."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1] / "examples" / "flower-quickstart"
+PLAIN, OURS = ROOT / "plain", ROOT / "with-lindt"
+FILES = sorted(
+    path.relative_to(PLAIN) for path in PLAIN.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+)
+
+PLAY = '''
+import importlib, json, sys
+import torch
+from fake_grid import FakeGrid
+from flwr.app import Context, RecordDict
+from flwr.serverapp.strategy import Strategy
+
+class Unsorted:
+    """Labels that cannot be sorted by, so that each client gets its share of all ten."""
+
+    def __init__(self, y):
+        self.y = y
+
+    def argsort(self, stable):
+        return torch.arange(len(self.y))
+
+    def __getitem__(self, rows):
+        return self.y[rows]
+
+
+torch.set_num_threads(1)
+results, start = [], Strategy.start
+Strategy.start = lambda self, *a, **k: (results.append(start(self, *a, **k)), results[-1])[1]
+config = json.loads(sys.argv[1])
+for app in sys.argv[2:]:  # they have modules of the same names
+    app, _, control = app.partition(":")
+    sys.path.insert(0, app)
+    client, server = (importlib.import_module(f"quickstart.{side}_app") for side in ("client", "server"))
+    if control:  # the same digits, dealt evenly: sorting them by a shuffled label shuffles them
+        x, y = sys.modules["quickstart.task"].digits()
+        mixed = torch.randperm(len(y), generator=torch.Generator().manual_seed(77))
+        sys.modules["quickstart.task"].digits = lambda x=x[mixed], y=y[mixed]: (x, Unsorted(y))
+    server.main(FakeGrid(client.app, 10, config), Context(1, 1, {}, RecordDict(), config))
+    sys.path.remove(app)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "quickstart"]:
+        del sys.modules[name]
+found = [[r.train_metrics_clientapp, r.evaluate_metrics_clientapp] for r in results]
+print("RESULT" + json.dumps([[{r: dict(m) for r, m in part.items()} for part in one] for one in found]))
+'''
+
+
+def play(private: Path, **config: Any) -> list[list[dict[str, Any]]]:
+    """Both apps as they are, and ours with its data dealt evenly, on a Grid without a network.
+
+    Of each the metrics of training and of evaluation, by round.
+    """
+    settings = tomllib.loads((OURS / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"] | config
+    env = os.environ | {"PYTHONPATH": str(HERE), "LINDT_PRIVATE": str(private), "OMP_NUM_THREADS": "1"}
+    call = [sys.executable, "-c", PLAY, json.dumps(settings), str(PLAIN), str(OURS), f"{OURS}:control"]
+    done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: list[list[dict[str, Any]]] = json.loads(done.stdout.rpartition("RESULT")[2])
+    return found
+
+
+def changes() -> list[str]:
+    lines: list[str] = []
+    for file in FILES:
+        before, after = ((app / file).read_text().splitlines() for app in (PLAIN, OURS))
+        found = list(difflib.unified_diff(before, after, f"plain/{file}", f"with-lindt/{file}", lineterm="", n=0))
+        lines += [line for line in found if not line.startswith("@@")]
+    return lines
+
+
+def test_five_lines_are_changed() -> None:
+    theirs = {path.relative_to(OURS) for path in OURS.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert theirs == set(FILES)
+    added = [line for line in changes() if re.match(r"\+(?!\+\+)", line)]
+    removed = [line for line in changes() if re.match(r"-(?!--)", line)]
+    assert len(added) <= 5
+    assert len(removed) <= len(added)
+    assert all("lindt" in line.lower() or "NFLDetector" in line for line in added)
+
+
+def test_the_readme_shows_exactly_these() -> None:
+    shown = re.search(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert shown
+    assert shown.group(1).splitlines() == changes()
+
+
+def test_both_run_and_ours_detects_and_recovers(tmp_path: Path) -> None:
+    (_, plain), (trained, ours), (control, _) = play(tmp_path, **{"num-server-rounds": 10})
+    flags = [trained[str(r)]["lindt-recovering"] for r in range(1, 11)]
+    assert flags == [0] * 5 + [1] * 5  # Delta above 0.4 in more than 5 rounds
+    assert [m["lindt-count"] for m in control.values()] == [0] * 10  # a healthy federation stays silent
+    for r in range(1, 7):  # until then the app is the plain one, to the last digit
+        kept = {k: v for k, v in ours[str(r)].items() if not k.startswith("lindt-")}
+        assert kept == plain[str(r)]
+    ill, well = ours["6"], ours["10"]
+    assert ill["lindt-beta"] < -0.3  # the shared model is far worse than what each learns alone
+    assert well["lindt-beta"] > -0.1  # what the clients use is not
+    assert well["lindt-local"] > well["eval_acc"] + 0.1
+    assert len(list(tmp_path.glob("*/client-*/v"))) == 10
+
+
+@pytest.mark.slow
+def test_on_flowers_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flwr run` as a user calls it, with Ray; it begins no process that it does not end."""
+    pytest.importorskip("ray")
+    from lindt.engines.flower_commands import simulating
+
+    monkeypatch.setenv("LINDT_PRIVATE", str(tmp_path / "private"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    app = tmp_path / "app"
+    shutil.copytree(OURS, app, ignore=shutil.ignore_patterns("__pycache__"))
+    text = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(text.replace("num-server-rounds = 30", "num-server-rounds = 8"))
+    server = app / "quickstart" / "server_app.py"
+    run = tmp_path / "run"
+    server.write_text(server.read_text().replace("patience=5)", f"patience=5, folder={str(run)!r})"))
+    with simulating(tmp_path / "home", tmp_path / "log", 10) as superlink:
+        id = superlink.submit(app)
+        end = time.monotonic() + 240
+        while not (status := superlink.status(id)).startswith("finished") and time.monotonic() < end:
+            time.sleep(1)
+    assert status == "finished:completed"
+    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert [line["flag"] for line in lines] == [False] * 5 + [True] * 3
+    assert lines[-1]["scores"]["local"] > lines[-1]["scores"]["central"]
+    assert json.loads((run / "summary.json").read_text())["detected_at"] == [6]
+    assert len(list((tmp_path / "private").glob("*/client-*/v"))) >= 5
