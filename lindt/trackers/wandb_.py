@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import Any, final
 
 
 def open_run(folder: Path, run: str, name: str, plan: Mapping[str, object], done: int) -> WandB:
-    import wandb
-
+    wandb: Any = importlib.import_module("wandb")  # typed or not, as it is installed or not
     tracked = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "lindt"),
         id=run,  # the same for a run that goes on

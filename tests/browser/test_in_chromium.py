@@ -201,7 +201,7 @@ def test_the_keyboard_is_enough(browser: Browser, report: str) -> None:
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     expect(page.locator(".followed")).to_contain_text("Client 1")
-    expect(page.locator(".followed")).to_contain_text("benign, 40 training and 50 test samples")
+    expect(page.locator(".followed")).to_contain_text("Benign, 40 training and 50 test samples")
     expect(page.locator(".followed")).to_contain_text(
         "asked in 10 rounds and answered in 10, 7 of them with recovery on"
     )

@@ -127,6 +127,7 @@ def test_runs_are_played_kept_and_not_played_again(tmp_path: Path, capsys: pytes
     assert [one.cell for one in load(tmp_path / "results")] == [one.cell for one in kept]
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     good, bad, after = jobs(tmp_path, NFL, LINDT, SIGMA)  # softmax regression has nothing to intertwine
     happened = list(play_all([bad, good, after], at_once=1, together=3))
@@ -139,6 +140,7 @@ def test_one_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert "error: method.adaptation.points" in failed.error
 
 
+@pytest.mark.slow
 def test_closing_stops_the_processes_and_what_was_played_is_taken_up(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, NFL)
     news = play_all([job], at_once=1)

@@ -26,6 +26,8 @@ from lindt_experiments.figures_traces import draw_traces, traces_for
 from lindt_experiments.traces import axes_of, centralized, plan_for, played, reproduce, turns
 from lindt_experiments.traces_kept import PANELS, Traces, keep, load
 
+pytestmark = pytest.mark.slow  # five small federations are played
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:

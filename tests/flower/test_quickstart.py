@@ -105,6 +105,7 @@ def test_the_readme_shows_exactly_these() -> None:
     assert shown.group(1).splitlines() == changes()
 
 
+@pytest.mark.slow
 def test_both_run_and_ours_detects_and_recovers(tmp_path: Path) -> None:
     (_, plain), (trained, ours), (control, _) = play(tmp_path, **{"num-server-rounds": 10})
     flags = [trained[str(r)]["lindt-recovering"] for r in range(1, 11)]

@@ -22,7 +22,7 @@ from lindt.report.reading import Run
 from lindt.report.spending import Spent
 from lindt.report.watching import shelf as shelf_module
 from lindt.report.watching.admission import is_loopback, token_for
-from lindt.report.watching.app import Site, build_app, serve
+from lindt.report.watching.app import Site, build_app, configuration, serve
 from lindt.report.watching.shelf import Shelf
 
 TOKEN = "a-token-that-is-long-enough"
@@ -33,11 +33,11 @@ def serving(root: Path, host: str = "127.0.0.1", token: str | None = None) -> It
     site = Site(Shelf(root))
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
-        app = build_app(site, host, port, token)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(configuration(build_app(site, host, port, token)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [door]})
         thread.start()
         while not server.started:
+            assert thread.is_alive()
             time.sleep(0.01)
         try:
             yield port

@@ -133,6 +133,23 @@ def build_app(site: Site, host: str, port: int, token: str | None) -> ASGIApp:
     return Admission(Starlette(routes=routes), host, port, token, policy(*script_hashes(site.page)))
 
 
+def configuration(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        # Not whatever else is installed: uvicorn would take websockets, which nothing here speaks, and uvloop.
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=200,
+        timeout_graceful_shutdown=2,
+    )
+
+
 @final
 class _Server(uvicorn.Server):
     """Streams end when the server is told to stop; otherwise it would wait for every open page."""
@@ -155,17 +172,7 @@ def serve(root: Path, host: str, port: int, token: str | None, ready: Callable[[
         raise UserError(f"{host}:{port} cannot be served: {reason}; name another --host or --port") from None
     with door:
         port = door.getsockname()[1]
-        config = uvicorn.Config(
-            build_app(site, host, port, token),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            lifespan="off",
-            limit_concurrency=200,
-            timeout_graceful_shutdown=2,
-        )
-        server = _Server(config)
+        server = _Server(configuration(build_app(site, host, port, token)))
         server.site = site
         ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}")
         server.run(sockets=[door])

@@ -67,7 +67,7 @@ export function compareView(runs: Run[], open: (id: string) => void): HTMLElemen
       if (group.runs.length < 2) return line;
       return { ...line, band: { low: at.map((values) => (values.length ? Math.min(...values) : null)), high: at.map((values) => (values.length ? Math.max(...values) : null)) } };
     });
-    const rule = measure.pick === MEASURES[0]?.pick ? { rule: { value: 0, label: "as alone" } } : {};
+    const rule = measure.pick === MEASURES[0]?.pick ? { rule: { value: 0, label: "as alone", left: true } } : {};
     chart.draw({ ...rule, rounds, until, lines, label: measure.label(percent, metric), format: (value) => measure.format(value, percent), tick: (value) => measure.tick(value, percent) });
   }
 
@@ -88,7 +88,7 @@ export function compareView(runs: Run[], open: (id: string) => void): HTMLElemen
 }
 
 function table(made: Group[], percent: boolean, open: (id: string) => void): HTMLElement {
-  const heads = ["", "central", "local", "alone", "gain", "clearly worse", "backdoor", "flagged in round", "runs"];
+  const heads = ["", "gain", "clearly worse", "local", "alone", "central", "backdoor", "flagged in round", "runs"];
   const rows = made.map((group) => {
     const ends = group.runs.map((run) => ({ run, end: scored(run)[scored(run).length - 1]?.scores ?? null }));
     const over = (pick: (one: (typeof ends)[number]) => number | null | undefined, write: (value: number) => string): string => {
@@ -104,11 +104,11 @@ function table(made: Group[], percent: boolean, open: (id: string) => void): HTM
       "tr",
       { class: group.runs.length === 1 ? (group.runs[0]?.verdict.tone ?? "") : "" },
       el("th", { scope: "row" }, group.label, group.runs.length === 1 && el("div", { class: "soft" }, group.runs[0]?.verdict.headline)),
-      el("td", {}, over(({ run, end }) => run.summary?.central ?? end?.central, (value) => score(value, percent))),
-      el("td", {}, over(({ run, end }) => run.summary?.local ?? end?.local, (value) => score(value, percent))),
-      el("td", {}, over(({ run, end }) => run.summary?.private ?? end?.private, (value) => score(value, percent))),
       el("td", {}, over(({ run, end }) => run.summary?.beta ?? end?.beta, (value) => gain(value, percent))),
       el("td", {}, over(({ end }) => end?.clearly_harmed, (value) => small(value)) + (clients === undefined ? "" : ` of ${clients}`)),
+      el("td", {}, over(({ run, end }) => run.summary?.local ?? end?.local, (value) => score(value, percent))),
+      el("td", {}, over(({ run, end }) => run.summary?.private ?? end?.private, (value) => score(value, percent))),
+      el("td", {}, over(({ run, end }) => run.summary?.central ?? end?.central, (value) => score(value, percent))),
       el("td", {}, over(({ run, end }) => run.summary?.attack_local ?? end?.attack_local, (value) => score(value, true))),
       el("td", {}, flagged.join(", ")),
       el("td", { class: "links" }, ...group.runs.map((run) => el("button", { type: "button", class: "link", click: () => open(run.id) }, group.runs.length > 1 ? `seed ${run.seed}` : run.id))),

@@ -27,7 +27,7 @@ export interface Spec {
   format: (value: number) => string;
   tick?: (value: number) => string; // on the axis, where `format` has more digits than it needs
   log?: boolean;
-  rule?: { value: number; label: string };
+  rule?: { value: number; label: string; left?: boolean }; // a line across, its label at the right or the left
   top?: number; // the axis goes at least so far up
   marks?: Mark[];
   shaded?: { from: number; to: number }[];
@@ -140,9 +140,9 @@ export function lineChart(view: string, title: string, height = 240): Chart {
       ctx.strokeStyle = ctx.fillStyle = colour("rule");
       ctx.setLineDash([6 * scale, 4 * scale]);
       line(ctx, bbox.left, y, bbox.left + bbox.width, y);
-      ctx.textAlign = "right";
+      ctx.textAlign = spec.rule.left ? "left" : "right";
       ctx.textBaseline = y - bbox.top > 20 * scale ? "bottom" : "top";
-      ctx.fillText(spec.rule.label, bbox.left + bbox.width - 4 * scale, y - 2 * scale);
+      write(ctx, spec.rule.label, spec.rule.left ? bbox.left + 4 * scale : bbox.left + bbox.width - 4 * scale, y - 2 * scale);
     }
     // Labels stand above the plot, in two rows by turns, so that events of neighbouring rounds stay apart.
     spec?.marks?.forEach((mark, index) => {
@@ -154,7 +154,7 @@ export function lineChart(view: string, title: string, height = 240): Chart {
       const fits = x + ctx.measureText(mark.label).width + 6 * scale < bbox.left + bbox.width;
       ctx.textAlign = fits ? "left" : "right";
       ctx.textBaseline = "middle";
-      ctx.fillText(mark.label, x + (fits ? 4 : -4) * scale, bbox.top - above);
+      write(ctx, mark.label, x + (fits ? 4 : -4) * scale, bbox.top - above);
     });
     ctx.restore();
   }
@@ -255,6 +255,18 @@ function line(ctx: CanvasRenderingContext2D, x1: number, y1: number, x2: number,
   ctx.moveTo(x1, y1);
   ctx.lineTo(x2, y2);
   ctx.stroke();
+}
+
+/** Text with a rim of the page's colour, readable over lines. */
+function write(ctx: CanvasRenderingContext2D, text: string, x: number, y: number): void {
+  ctx.save();
+  ctx.setLineDash([]);
+  ctx.strokeStyle = colour("bg");
+  ctx.lineWidth = 4 * devicePixelRatio;
+  ctx.lineJoin = "round";
+  ctx.strokeText(text, x, y);
+  ctx.restore();
+  ctx.fillText(text, x, y);
 }
 
 function swatch(one: Line): Element {

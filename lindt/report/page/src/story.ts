@@ -95,8 +95,8 @@ export function portrait(run: Run, client: Client, most = 6): string {
   const held = Object.entries(client.labels).sort((a, b) => b[1] - a[1]);
   const classes = held.slice(0, most).map(([label, n]) => `${className(run, label)} (${n})`);
   const rest = held.length > most ? ` and ${held.length - most} more` : "";
-  const role = client.attacker ? "an attacker" : "benign";
-  const named = client.name ? `${client.name}, ` : "";
+  const role = client.attacker ? "An attacker" : "Benign";
+  const named = client.name ? ` (${client.name})` : "";
   const holds = classes.length ? `; classes ${classes.join(", ")}${rest}` : "";
-  return `${named}${role}, ${client.train} training and ${client.test} test samples${holds}.`;
+  return `${role}${named}, ${client.train} training and ${client.test} test samples${holds}.`;
 }
