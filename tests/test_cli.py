@@ -33,7 +33,8 @@ def lindt(tmp_path: Path):  # type: ignore[no-untyped-def]
 
 
 def environment(folder: Path) -> dict[str, str]:
-    return os.environ | {"LINDT_CACHE": str(folder / "cache"), "COLUMNS": "120", "PYTHONWARNINGS": "error"}
+    warnings = "error,ignore:'click:DeprecationWarning"  # as in pyproject.toml
+    return os.environ | {"LINDT_CACHE": str(folder / "cache"), "COLUMNS": "120", "PYTHONWARNINGS": warnings}
 
 
 def test_run_says_what_happens_and_leaves_a_folder(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -188,11 +189,16 @@ def test_the_flags_are_frozen() -> None:
 
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     flags = {name: sorted(o for p in command.params for o in p.opts if o.startswith("-")) for name, command in commands.items()}  # fmt: skip  # noqa: E501
-    assert flags["run"] == sorted(
-        ["--rounds", "--seed", "--out", "--engine", "--device", "--resume", "--task", "--set", "--json"]
-    )
-    assert flags["compare"] == sorted(
-        ["--methods", "--rounds", "--seed", "--out", "--engine", "--device", "--resume", "--task", "--set", "--json"]
-    )
+    common = ["--rounds", "--seed", "--out", "--engine", "--device", "--resume", "--task", "--set", "--json", "--track"]
+    flower = ["--superlink", "--root-certificates", "--noise", "--deadline", "--gather"]
+    assert flags["run"] == sorted(common + flower)
+    assert flags["compare"] == sorted(["--methods", *common])
+    assert flags["show"] == flags["runs"] == ["--json"]
+    assert flags["report"] == sorted(["-o", "--out"])
+    assert flags["table"] == sorted(["-o", "--out", "--per"])
+    assert flags["watch"] == sorted(["--host", "--port", "--token"])
     assert flags["export"] == sorted(["--client", "-o", "--out", "--task", "--json"])
-    assert set(commands) == {"run", "compare", "demo", "methods", "export", "data"}
+    assert set(commands) == {
+        "run", "compare", "demo", "runs", "show", "report", "table", "watch", "figure", "reproduce",
+        "methods", "export", "data",
+    }  # fmt: skip

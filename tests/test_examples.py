@@ -18,7 +18,7 @@ QUICKER = '["scoring.last=1", "alone.epochs=20"]'  # as the README itself says
 
 def run(arguments: list[str], folder: Path, timeout: int = 60) -> str:
     env = os.environ | {"LINDT_CACHE": str(folder / "cache"), "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
-    env |= {"PYTHONWARNINGS": "error", "OMP_NUM_THREADS": "1"}
+    env |= {"PYTHONWARNINGS": "error,ignore:'click:DeprecationWarning", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=timeout
     )

@@ -63,7 +63,7 @@ def test_stopped_and_resumed_is_straight_through(tmp_path: Path, played: int) ->
     plan = tiny_runtime(rounds=5)
     straight = finish(plan, tmp_path / "straight")
     events = run_plan(plan, tmp_path / "run")
-    for _ in islice(events, 1 + 6 + played):
+    for _ in islice(events, 1 + 5 + played):
         pass
     events.close()
     resumed = finish(None, tmp_path / "run", resume=True)
@@ -75,7 +75,7 @@ def test_a_line_written_without_its_checkpoint_is_played_again(tmp_path: Path) -
     plan = tiny_runtime(rounds=5)
     straight = finish(plan, tmp_path / "straight")
     events = run_plan(plan, tmp_path / "run")
-    for _ in islice(events, 1 + 6 + 4):
+    for _ in islice(events, 1 + 5 + 4):
         pass
     events.close()
     # A crash between the line of round 4 and its checkpoint; half a line of round 5 besides.
@@ -133,7 +133,7 @@ def test_two_processes_on_one_run_are_refused(tmp_path: Path) -> None:
 )
 def test_a_damaged_folder_gets_a_sentence(tmp_path: Path, name: str, content: bytes, complaint: str) -> None:
     events = run_plan(tiny(), tmp_path / "run")
-    for _ in islice(events, 1 + 6 + 2):
+    for _ in islice(events, 1 + 5 + 2):
         pass
     events.close()
     (tmp_path / "run" / name).write_bytes(content)

@@ -12,6 +12,7 @@ export interface Cells {
   columnName: (column: number) => string;
   rowName: (row: number) => string;
   paint: (column: number, row: number) => string | null; // a colour, or nothing
+  loud?: (column: number, row: number) => boolean; // cells to be seen however small the others are
   marked?: (row: number) => boolean; // rows with a triangle at their side
   describe: (column: number, row: number) => string;
   hint: string;
@@ -60,14 +61,21 @@ export function cellGrid(title: string, rowHeight: (rows: number) => number): Gr
     const w = place.width / Math.max(1, cells.columns);
     const h = place.height / Math.max(1, cells.rows);
     const gap = w > 5 && h > 5 ? 1 : 0;
+    const fill = (column: number, row: number, least: number): void => {
+      const found = cells?.paint(column, row) ?? null;
+      if (found === null) return;
+      ctx.fillStyle = found;
+      const [wide, tall] = [Math.max(least, w - gap), Math.max(least, h - gap)];
+      ctx.fillRect(place.x + column * w - Math.max(0, wide - w) / 2, place.y + row * h - Math.max(0, tall - h) / 2, wide, tall);
+    };
+    const loud: [number, number][] = [];
     for (let column = 0; column < cells.columns; column += 1) {
       for (let row = 0; row < cells.rows; row += 1) {
-        const found = cells.paint(column, row);
-        if (found === null) continue;
-        ctx.fillStyle = found;
-        ctx.fillRect(place.x + column * w, place.y + row * h, Math.max(1, w - gap), Math.max(1, h - gap));
+        if (cells.loud?.(column, row)) loud.push([column, row]);
+        else fill(column, row, 1);
       }
     }
+    loud.forEach(([column, row]) => fill(column, row, 6));
     label(ctx, cells, names, w, h);
     if (cursor) {
       ctx.strokeStyle = colour("ink");
@@ -93,7 +101,9 @@ export function cellGrid(title: string, rowHeight: (rows: number) => number): Gr
     const step = [1, 2, 5, 10, 20, 50, 100, 200, 500].find((n) => n * w >= broad) ?? 1000;
     for (let column = 0; column < now.columns; column += 1) {
       const shown = step === 1 || Number(now.columnName(column)) % step === 0;
-      if (shown) ctx.fillText(now.columnName(column), place.x + (column + 0.5) * w, place.y + place.height + 5);
+      const name = now.columnName(column);
+      const edge = place.x + place.width + 8 - ctx.measureText(name).width / 2; // the last one stays on the canvas
+      if (shown) ctx.fillText(name, Math.min(edge, place.x + (column + 0.5) * w), place.y + place.height + 5);
     }
     ctx.fillText(now.columnTitle, place.x + place.width / 2, place.y + place.height + 24);
     ctx.save();

@@ -51,6 +51,7 @@ function answers(): Panel {
         columnName: (column) => String(run.rounds[column]?.round ?? ""),
         rowName: (row) => String(clients[row]),
         marked: (row) => attackers.has(clients[row] ?? -1),
+        loud: (column, row) => lookup[column]?.refused.has(clients[row] ?? -1) ?? false,
         paint(column, row) {
           const client = clients[row] ?? -1;
           const one = lookup[column];
