@@ -23,7 +23,7 @@ BATCH, RATE, MAX_NORM = 10, 0.1, 5.0
 PARAMETERS = 940_362
 GFLOP = 217.8  # to train 5,000 samples at 43.6 MFLOP each, forward and backward
 
-WINDOW, CHARACTERS, WINDOW_BATCH, WINDOW_STEPS = 80, 80, 50, 3  # the LSTM's: 2 clients x 3 steps of 50 x 80
+WINDOW, CHARACTERS, WINDOW_BATCH, WINDOW_STEPS = 80, 80, 50, 8  # the LSTM's: 2 clients x 8 steps of 50 x 80
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
