@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TORTURE := tests/torture tests/flower/test_kills_flower.py
+WEB := tests/torture/test_web_load.py
 
-.PHONY: help run test test-slow check format bench bench-smoke page clean
+.PHONY: help run test test-slow torture check format bench bench-smoke page clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -15,7 +17,12 @@ test: $(VENV)/ready ## The quick suite
 	$(BIN)/python -m pytest -n 2
 
 test-slow: $(VENV)/slow ## What takes longer: trackers, the page in a browser (apt-get install chromium), rebuilding it
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 -m 'slow and not torture'
+
+torture: $(VENV)/torture ## Kills, faults, fuzzing, long runs: half an hour; FUZZ_SECONDS=60 a parser
+	$(BIN)/python -m pytest -n 2 -rP -m 'slow or torture' $(TORTURE) --deselect $(WEB) > torture.log 2>&1; code=$$?; \
+	$(BIN)/python -m pytest -n 0 -rP -m torture $(WEB) >> torture.log 2>&1 && test $$code = 0; code=$$?; \
+	grep -a ^FIGURE torture.log; tail -3 torture.log; exit $$code
 
 check: $(VENV)/ready ## Format, lint, strict types, quick suite: what CI runs
 	$(BIN)/ruff format --check .
@@ -39,7 +46,7 @@ page: ## Build the page of `lindt report` and `lindt watch` anew from its source
 	npm --prefix lindt/report/page run build
 
 clean: ## Remove the environment, caches and runs
-	rm -rf $(VENV) runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs torture.log build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first and alone: an unpinned torch would bring gigabytes for accelerators.
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -50,4 +57,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/slow: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,slow]'
+	@touch $@
+
+$(VENV)/torture: $(VENV)/slow
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation -e '.[dev,slow,torture]'
 	@touch $@

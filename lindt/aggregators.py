@@ -47,10 +47,18 @@ class Mean:
 @final
 @dataclass(frozen=True)
 class WeightedMean:
-    """The original FedAvg: weighted by n_i."""
+    """The original FedAvg: weighted by n_i, which is what each client says; more than `most` counts as `most`.
+
+    Without that bound one client that claims enough decides alone.
+    """
+
+    most: int = 2**40
+
+    def __post_init__(self) -> None:
+        require(1 <= self.most <= 2**40, "most", self.most, "the largest n_i that counts in full, from 1 to 2**40")
 
     def __call__(self, updates_KP: Tensor, sizes_K: Tensor) -> Tensor:
-        weights_K = sizes_K.to(updates_KP.dtype)
+        weights_K = sizes_K.clamp(max=self.most).to(updates_KP.dtype)
         return (weights_K / weights_K.sum()) @ updates_KP
 
     def sensitivity(self, clip: float, active: int) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal, Protocol, final
 
 import numpy as np
@@ -23,14 +24,19 @@ from torch import Tensor
 
 from lindt.errors import UserError, require
 
-Statistic = Literal["delta", "clean", "spread"]
+Statistic = Literal["delta", "clean", "spread", "median"]
 Counting = Literal["cumulative", "consecutive"]
 
 
 def divergence(w_KP: Tensor, w_P: Tensor) -> float:
     """w_div (Eq. 5): the mean over K clients of ||w_i - w||; a plain mean whatever the aggregator."""
-    # Row by row: the same numbers as one K x P difference, without its memory.
-    return sum(float(torch.linalg.vector_norm(w_i - w_P)) for w_i in w_KP) / len(w_KP)
+    far_K = distances(w_KP, w_P)
+    return sum(far_K) / len(far_K)
+
+
+def distances(w_KP: Tensor, w_P: Tensor) -> list[float]:
+    """||w_i - w|| of each client. Row by row: the same numbers as one K x P difference, without its memory."""
+    return [float(torch.linalg.vector_norm(w_i - w_P)) for w_i in w_KP]
 
 
 def delta_of(w_KP: Tensor, w_P: Tensor, noise_P: Tensor) -> float:
@@ -49,17 +55,20 @@ class Divergence:
     spread: float  # Eq. 5 of the clipped updates around their plain mean: zero for identical clients
     clipped: float  # the share of updates longer than S; above a tenth Delta has no limit of zero
     noise_norm: float
+    median: float  # Delta with the median over clients in place of Eq. 5's mean: one far client does not move it
 
     def watched(self, statistic: Statistic) -> float:
-        return {"delta": self.delta, "clean": self.clean, "spread": self.spread}[statistic]
+        value: float = getattr(self, statistic)
+        return value
 
 
 def measure(w_KP: Tensor, w_P: Tensor, noise_P: Tensor, clipped_KP: Tensor, clipped: float) -> Divergence:
     """The divergence of one round; `clipped_KP` are the updates after clipping."""
-    w_div, noise_norm = divergence(w_KP, w_P), float(torch.linalg.vector_norm(noise_P))
+    far_K, noise_norm = distances(w_KP, w_P), float(torch.linalg.vector_norm(noise_P))
+    w_div = sum(far_K) / len(far_K)
     clean = divergence(w_KP, w_P - noise_P) if noise_norm else w_div
     spread = divergence(clipped_KP, clipped_KP.mean(0))
-    return Divergence(w_div, w_div - noise_norm, clean, spread, clipped, noise_norm)
+    return Divergence(w_div, w_div - noise_norm, clean, spread, clipped, noise_norm, median(far_K) - noise_norm)
 
 
 @final

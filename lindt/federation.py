@@ -5,6 +5,7 @@ Legend: K clients answering, P parameters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
@@ -20,7 +21,7 @@ from lindt.parties import attackers_of, check, counted_clients
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model, problem_for
 from lindt.recovery import Evidence, RecoveryState
-from lindt.replies import Refusal, stack
+from lindt.replies import Refusal, scored, stack
 from lindt.seeds import seed_for
 from lindt.weights import Buffers, read_buffers, read_w
 
@@ -144,23 +145,29 @@ def train_privately(plan: Plan, problem: Problem, engine: Engine, state: RunStat
 
 def evaluate(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> Scores | None:
     """Ask every client how it fares: one pass gives the central and the local scores; None if nobody answers."""
-    replies = list(engine.dispatch([_task("evaluate", state, i, state.round) for i in engine.available()]))
+    asked, metric = engine.available(), problem.metric_for(plan)
+    dispatched = engine.dispatch([_task("evaluate", state, i, state.round) for i in asked])
+    replies = scored(dispatched, set(asked), state.round, metric)
     alphas = {
-        "equal": {reply.client: 1.0 for reply in replies},
-        "size": {reply.client: float(reply.size) for reply in replies},
+        "equal": dict.fromkeys(replies, 1.0),
+        "size": {i: float(reply.size) for i, reply in replies.items()},
         "given": dict(enumerate(plan.scoring.weights)),
     }[plan.scoring.weighting]
-    tallies = {r.client: r.tally for r in sorted(replies, key=lambda r: r.client) if r.tally is not None}
+    tallies = {i: reply.tally for i, reply in replies.items() if reply.tally is not None}
     counted = counted_clients(plan, range(len(problem.data)))
     if not any(alphas[i] for i in counted & tallies.keys()):
         return None
     return summarise(
         tallies,
-        problem.metric_for(plan),
+        metric,
         counted=counted,
         alphas=alphas,
-        notes=[reply.notes for reply in replies if reply.notes],
+        notes=[_finite(reply.notes) for reply in replies.values() if reply.notes],
     )
+
+
+def _finite(notes: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in notes.items() if math.isfinite(value)}
 
 
 def _task(kind: Kind, state: RunState, client: int, round: int) -> Task:

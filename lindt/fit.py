@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import Final, final
 
 import torch
 from torch import Tensor, nn
 
 from lindt.data.examples import Batch, Examples
+
+AT_ONCE: Final = 8  # batches that are gathered together
 
 
 @final
@@ -33,13 +35,22 @@ class LocalWork:
         chunks = list(torch.randperm(len(self.data), generator=generator).split(own))
         if len(chunks) > 1 and len(chunks[-1]) == 1 < own:
             chunks[-2:] = [torch.cat(chunks[-2:])]  # BatchNorm cannot train on a lone last sample
-        for rows in chunks:
-            x, y = self.data.take(rows)
-            if self.mixed_in is not None:
-                theirs = torch.randint(len(self.mixed_in), (self.mixed,), generator=generator)
-                x_mixed, y_mixed = self.mixed_in.take(theirs)
-                x, y = torch.cat([x, x_mixed]), torch.cat([y, y_mixed])
-            yield x, y
+        for start in range(0, len(chunks), AT_ONCE):
+            block = chunks[start : start + AT_ONCE]
+            batches = _taken(self.data, block)
+            if self.mixed_in is None:
+                yield from batches
+                continue
+            theirs = [torch.randint(len(self.mixed_in), (self.mixed,), generator=generator) for _ in block]
+            for (x, y), (x_mixed, y_mixed) in zip(batches, _taken(self.mixed_in, theirs), strict=True):
+                yield torch.cat([x, x_mixed]), torch.cat([y, y_mixed])
+
+
+def _taken(data: Examples, chunks: list[Tensor]) -> list[Batch]:
+    """Several batches, gathered at once: a small gather costs little more than its call."""
+    x, y = data.take(torch.cat(chunks))
+    sizes = [len(chunk) for chunk in chunks]
+    return list(zip(x.split(sizes), y.split(sizes), strict=True))
 
 
 def at_work(model: nn.Module, device: torch.device, sample: Tensor) -> nn.Module:

@@ -16,6 +16,7 @@ from typing import Literal, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor
 
+EXACT = 10_000  # samples; there the normal limit is within 0.0001 of the exact test
 Weighting = Literal["equal", "size", "given"]
 
 
@@ -146,10 +147,15 @@ class Scores:
 
 
 def paired_p_value(wins: int, losses: int) -> float:
-    """McNemar's exact test, two-sided: are as many samples won as lost against training alone?"""
+    """McNemar's exact test, two-sided: are as many samples won as lost against training alone?
+
+    Beyond EXACT samples its normal limit: a client that claims a billion of them would hold up the server.
+    """
     n, k = wins + losses, min(wins, losses)
     if n == 0:
         return 1.0
+    if n > EXACT:
+        return math.erfc(max(0.0, abs(wins - losses) - 1) / math.sqrt(2 * n))  # with the correction for whole numbers
     term = total = 1  # C(n, 0), then each from the one before: thousands of samples take milliseconds
     for i in range(k):
         term = term * (n - i) // (i + 1)

@@ -9,20 +9,20 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any
 
-from lindt import adaptations, aggregators, models, penalties, recovery
+from lindt import adaptations, aggregators, models, penalties, recovery, robust
 from lindt.adaptations import Adaptation
 from lindt.data import partition
 from lindt.data.sources import Text
-from lindt.environment import participation, privacy, threats
-from lindt.errors import PlanError, UserError
+from lindt.environment import attacks, participation, privacy, threats
+from lindt.errors import PlanError, UserError, one_line
 from lindt.methods import METHODS, Method
 from lindt.plan import Plan
+from lindt.toml import MOST_PARTS, read_toml
 
 # What a plan may name. A new component is one more entry here.
 CHOICES: dict[type, tuple[type, ...]] = {
@@ -38,12 +38,27 @@ CHOICES: dict[type, tuple[type, ...]] = {
         aggregators.WeightedMean,
         aggregators.TrimmedMean,
         aggregators.Median,
+        robust.Krum,
+        robust.MultiKrum,
+        robust.GeometricMedian,
+        robust.NormBound,
     ),
     penalties.Penalty: (penalties.NoPenalty, penalties.Proximal),
     recovery.Recovery: (recovery.Never, recovery.Always, recovery.OnDetection),
     recovery.Stop: (recovery.Persist, recovery.EveryoneTreated, recovery.QuietRounds),
     participation.Participation: (participation.Sampled,),
-    threats.Threat: (threats.NoThreat, threats.Backdoor, threats.NextCharacter, threats.Until),
+    threats.Threat: (
+        threats.NoThreat,
+        threats.Backdoor,
+        threats.NextCharacter,
+        threats.Until,
+        attacks.SignFlip,
+        attacks.AdditiveNoise,
+        attacks.FreeRider,
+        attacks.Colluding,
+        attacks.LabelFlip,
+        attacks.ModelReplacement,
+    ),
     privacy.Privacy: (privacy.NoPrivacy, privacy.Gaussian),
     partition.Partition: (
         partition.Iid,
@@ -91,8 +106,8 @@ def from_dict(table: Mapping[str, Any]) -> Plan:
 
 def from_toml(text: str, name: str = "plan") -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of 5,000 digits, a list in 5,000 others
+        return read_toml(text)
+    except ValueError as error:
         raise UserError(f"{name} is not valid TOML: {error}") from None
 
 
@@ -100,11 +115,13 @@ def override(table: Mapping[str, Any], assignment: str) -> dict[str, Any]:
     """`environment.privacy.sigma=0.003` set in a plan's tables; the value is read as TOML, or as a word."""
     path, equals, text = assignment.partition("=")
     if not equals or not path.strip():
-        raise UserError(f"--set {assignment}: write it as field.subfield=value")
+        raise UserError(f"--set {one_line(assignment)}: write it as field.subfield=value")
     keys = path.strip().split(".")
+    if len(keys) > MOST_PARTS:
+        raise UserError(f"--set {one_line(assignment, 60)}...: no field of a plan lies {len(keys)} tables deep")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
+        value = read_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text.strip()
     return _assign(table, keys, value, path.strip())
 
@@ -198,7 +215,8 @@ def _dataclass(cls: type, value: Any, field: str) -> Any:
 
 def _among(known: Mapping[str, Any], value: Any, field: str) -> Any:
     if not isinstance(value, str) or value not in known:
-        raise PlanError(field, value, f"choose among {sorted(known)}{_guess(str(value), known)}")
+        guess = _guess(value, known) if isinstance(value, str) else ""
+        raise PlanError(field, value, f"choose among {sorted(known)}{guess}")
     return known[value]
 
 

@@ -24,7 +24,7 @@ from typing import Any, final
 
 import tomli_w
 
-from lindt.checkpoint import load_checkpoint, private_names, save_checkpoint
+from lindt.checkpoint import load_checkpoint, save_checkpoint
 from lindt.disk import append_line, write_whole
 from lindt.errors import UserError
 from lindt.federation import RoundResult, RunState
@@ -43,6 +43,7 @@ class Store:
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self.folder, self.about = folder, about
         self._kept: dict[int, int] = {}  # the round of each client's newest v_i
+        self.said: list[str] = []  # what whoever resumes the run should hear of
 
     @classmethod
     def create(cls, folder: Path, plan: Plan, about: Mapping[str, Any]) -> Store:
@@ -61,7 +62,7 @@ class Store:
     def open(cls, folder: Path) -> Store:
         try:
             about = json.loads((folder / "run.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             raise UserError(f"{folder} is no run: it has no readable run.json") from None
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise UserError(f"{folder}: written in another format than {FORMAT}; use the lindt that wrote it")
@@ -97,7 +98,7 @@ class Store:
     def summary(self) -> dict[str, Any]:
         try:
             found = json.loads((self.folder / "summary.json").read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or "detected_at" not in found:
             raise UserError(f"{self.folder}: summary.json is damaged; delete it and resume the run")
@@ -113,10 +114,13 @@ class Store:
         save_checkpoint(self.folder / "checkpoint", state, self._kept)
 
     def resume(self) -> RunState | None:
-        """The last checkpoint, with later lines cut off; None where no round has ended yet."""
-        state = load_checkpoint(self.folder / "checkpoint", self.run)
-        done = state.round if state else 0
-        self._kept = private_names(self.folder / "checkpoint", done) if state else {}
+        """The last checkpoint, with later lines cut off; None where no round has ended yet.
+
+        A damaged one is put aside under another name, and the one before it is taken.
+        """
+        loaded = load_checkpoint(self.folder / "checkpoint", self.run)
+        done = loaded.state.round if loaded else 0
+        self._kept = loaded.private if loaded else {}
         for client, round in self._kept.items():
             if not InFolder(self.private, self.run).has(client, round):
                 raise UserError(f"{self.private}: client {client}'s v_i of round {round} is gone; start the run anew")
@@ -126,14 +130,17 @@ class Store:
             if len(kept) != done:
                 raise UserError(f"{path} has {len(kept)} of the {done} rounds of its checkpoint; start the run anew")
             write_whole(path, b"".join(_json(line) + b"\n" for line in kept))
-        return state
+        for path, wrong in loaded.damaged.items() if loaded else ():
+            path.rename(path.with_suffix(".damaged"))
+            self.said.append(f"{wrong}; it is put aside, and the run goes on from round {done}")
+        return loaded.state if loaded else None
 
     def state(self) -> RunState:
         """The server's state after the last round played."""
-        state = load_checkpoint(self.folder / "checkpoint", self.run)
-        if state is None:
+        loaded = load_checkpoint(self.folder / "checkpoint", self.run)
+        if loaded is None:
             raise UserError(f"{self.folder}: no round has been played yet; resume the run first")
-        return state
+        return loaded.state
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_whole(self.folder / "summary.json", _json(summary, indent=2))
@@ -160,10 +167,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_bytes().split(b"\n")[:-1]:
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UserError(f"{path}: a damaged line, {line[:60]!r}; start the run anew in another folder") from None
         wanted = {"round", "scores", "flag", "answered"} if path.name == "rounds.jsonl" else {"round"}
-        if not isinstance(found, dict) or not wanted <= found.keys():
+        if not isinstance(found, dict) or not wanted <= found.keys() or type(found["round"]) is not int:
             raise UserError(f"{path}: a damaged line, {line[:60]!r}; start the run anew in another folder")
         yield found
 

@@ -8,16 +8,14 @@ is at or before the oldest checkpoint kept.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Protocol, final
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from lindt.disk import write_whole
+from lindt.disk import remove, write_whole
 from lindt.errors import UserError
+from lindt.sealed import seal, unseal
 
 Kept = tuple[dict[str, Tensor], dict[str, float]]  # v_i by name, and the method's notes of that round
 
@@ -71,7 +69,7 @@ class InMemory:
 
 @final
 class InFolder:
-    """One safetensors file a version: written aside, synced, renamed; nothing in it is ever executed."""
+    """One sealed file a version: written aside, synced, renamed; nothing in it is ever executed."""
 
     def __init__(self, folder: Path, run: str) -> None:
         self.folder = folder / run
@@ -81,7 +79,8 @@ class InFolder:
 
     def rounds(self, client: int) -> list[int]:
         home = self.folder / f"client-{client:05d}"
-        return [int(path.stem.removeprefix("round-")) for path in home.glob("round-*.safetensors")]
+        names = [path.stem.removeprefix("round-") for path in home.glob("round-*.safetensors")]
+        return [int(name) for name in names if name.isdecimal()]
 
     def has(self, client: int, round: int) -> bool:
         return self._path(client, round).exists()
@@ -89,19 +88,16 @@ class InFolder:
     def read(self, client: int, round: int) -> Kept:
         path = self._path(client, round)
         try:
-            with safe_open(path, framework="pt") as file:
-                notes = json.loads((file.metadata() or {}).get("notes", "{}"))
-                return {name: file.get_tensor(name) for name in file.keys()}, notes  # noqa: SIM118
-        except (SafetensorError, json.JSONDecodeError) as error:
+            tensors, words = unseal(path.read_bytes())
+            return tensors, {str(name): float(value) for name, value in json.loads(words["notes"]).items()}
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError, OSError) as error:
             raise UserError(f"{path} is damaged ({error}); start the run anew in another folder") from None
 
     def write(self, client: int, round: int, kept: Kept) -> None:
         tensors, notes = kept
-        # Copies: safetensors refuses tensors that share memory, as tied weights do.
-        plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
         path = self._path(client, round)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, save(plain, {"notes": json.dumps(notes, sort_keys=True)}))
+        write_whole(path, seal(tensors, {"notes": json.dumps(notes, sort_keys=True)}))
 
     def drop(self, client: int, round: int) -> None:
-        os.unlink(self._path(client, round))
+        remove(self._path(client, round))

@@ -15,8 +15,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the protocols up to the command line; a module may import from its own layer and from those before it.
 LAYERS = [
-    {"errors", "seeds", "disk"},
-    {"data", "weights", "detection", "aggregators"},
+    {"errors", "seeds", "disk", "sealed", "toml"},
+    {"data", "weights", "detection", "aggregators", "robust"},
     {"fit", "penalties", "intertwining", "models", "metrics"},
     {"recovery", "adaptations", "environment"},
     {"methods"},

@@ -190,9 +190,9 @@ def test_the_flags_are_frozen() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     flags = {name: sorted(o for p in command.params for o in p.opts if o.startswith("-")) for name, command in commands.items()}  # fmt: skip  # noqa: E501
     common = ["--rounds", "--seed", "--out", "--engine", "--device", "--resume", "--task", "--set", "--json", "--track"]
-    flower = ["--superlink", "--root-certificates", "--noise", "--deadline", "--gather"]
+    flower = ["--superlink", "--root-certificates", "--noise", "--deadline", "--gather", "--comeback"]
     assert flags["run"] == sorted(common + flower)
-    assert flags["compare"] == sorted(["--methods", *common])
+    assert flags["compare"] == sorted(["--methods", "--aggregators", "--attacks", *common])
     assert flags["show"] == flags["runs"] == ["--json"]
     assert flags["report"] == sorted(["-o", "--out"])
     assert flags["table"] == sorted(["-o", "--out", "--per"])

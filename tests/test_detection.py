@@ -71,6 +71,13 @@ def test_measure_gives_all_statistics_of_a_round() -> None:
     assert seen.clean == 5.0  # (7.5 + 2.5) / 2 around (1.5, 2)
     assert seen.spread == 2.5  # both clipped updates lie 2.5 from their mean
     assert seen.clipped == 0.5
+    assert seen.median == 2.5  # of two clients as their mean
+
+
+def test_one_far_client_moves_the_mean_and_not_the_median() -> None:
+    w_KP = torch.tensor([[1.0], [-1.0], [1.0], [-1.0], [1000.0]])
+    seen = measure(w_KP, torch.zeros(1), torch.tensor([0.25]), w_KP, 0.0)
+    assert (seen.delta, seen.median) == (1004 / 5 - 0.25, 1.0 - 0.25)
 
 
 def test_clipping_alone_leaves_a_delta_but_no_spread() -> None:
@@ -81,9 +88,9 @@ def test_clipping_alone_leaves_a_delta_but_no_spread() -> None:
     assert (seen.delta, seen.clean, seen.spread) == (15.0, 15.0, 0.0)
 
 
-@pytest.mark.parametrize(("statistic", "value"), [("delta", 2.0), ("clean", 3.0), ("spread", 4.0)])
+@pytest.mark.parametrize(("statistic", "value"), [("delta", 2.0), ("clean", 3.0), ("spread", 4.0), ("median", 7.0)])
 def test_the_statistic_chosen_is_the_one_watched(statistic: Statistic, value: float) -> None:
-    seen = Divergence(w_div=1.0, delta=2.0, clean=3.0, spread=4.0, clipped=5.0, noise_norm=6.0)
+    seen = Divergence(w_div=1.0, delta=2.0, clean=3.0, spread=4.0, clipped=5.0, noise_norm=6.0, median=7.0)
     assert seen.watched(statistic) == value
 
 

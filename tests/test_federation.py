@@ -135,7 +135,7 @@ def test_an_update_too_long_to_measure_is_refused() -> None:
     plan, problem = one_weight(environment=env)
     two = Buffers(torch.empty(0), torch.empty(0, dtype=torch.int64))
     replies = [Reply(0, 1, 1, torch.tensor([3e38]), two), Reply(1, 1, 1, torch.tensor([1.0]), two)]
-    _, result = play_round(state_of(-3e38), without_scores(plan), problem, Scripted(replies))
+    _, result = play_round(state_of(-1e17), without_scores(plan), problem, Scripted(replies))
     assert [one.client for one in result.refused] == [0]
     assert result.answered == (1,)
 

@@ -168,7 +168,7 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("[method.aggregator]\nshare = 0.2", "method.aggregator.kind", ["is missing", "'median'", "'trimmed_mean'"]),
     ("[method.aggregator]\nkind = 'medean'", "method.aggregator.kind", ["'medean'", "did you mean 'median'?"]),
     ("[method.aggregator]\nkind = 3", "method.aggregator.kind", ["3", "choose among", "'mean'"]),
-    ("[method]\naggregator = 'krum'", "method.aggregator.kind", ["'krum'", "choose among", "'weighted_mean'"]),
+    ("[method]\naggregator = 'sum'", "method.aggregator.kind", ["'sum'", "choose among", "'weighted_mean'"]),
     ("[method]\naggregator = 3", "method.aggregator", ["3", "give a table with `kind`, one of", "'mean'"]),
     ("method = 'lint'", "method", ["'lint'", "choose among", "did you mean 'lindt'?"]),
     (

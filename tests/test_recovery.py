@@ -24,7 +24,7 @@ HIGH, LOW = 0.5, 0.05  # around epsilon = 0.1
 
 
 def seen(delta: float, clean: float = 0.0, spread: float = 0.0) -> Divergence:
-    return Divergence(w_div=delta, delta=delta, clean=clean, spread=spread, clipped=0.0, noise_norm=0.0)
+    return Divergence(w_div=delta, delta=delta, clean=clean, spread=spread, clipped=0.0, noise_norm=0.0, median=0.0)
 
 
 def drive(

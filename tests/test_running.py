@@ -123,7 +123,6 @@ def test_two_processes_on_one_run_are_refused(tmp_path: Path) -> None:
         ("run.json", b'{"format": 99}', "another format"),
         ("rounds.jsonl", b"{damaged}\n", "damaged line"),
         ("rounds.jsonl", b"", "0 of the 2 rounds"),
-        ("checkpoint/round-000002.safetensors", b"\0" * 64, "is damaged"),
         ("rounds.jsonl", b'[1]\n{"round": 2}\n', "damaged line"),
         ("run.json", b'{"format": 1}', "run.json is damaged"),
         ("plan.toml", b"\xff\xfe", "cannot be read"),
@@ -139,6 +138,38 @@ def test_a_damaged_folder_gets_a_sentence(tmp_path: Path, name: str, content: by
     (tmp_path / "run" / name).write_bytes(content)
     with pytest.raises(UserError, match=complaint):
         list(run_plan(None, tmp_path / "run", resume=True))
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_costs_a_round(tmp_path: Path) -> None:
+    finish(tiny(), tmp_path / "straight")
+    events = run_plan(tiny(), tmp_path / "run")
+    for _ in islice(events, 1 + 5 + 2):
+        pass
+    events.close()
+    folder = tmp_path / "run" / "checkpoint"
+    (folder / "round-000002.safetensors").write_bytes(b"\0" * 64)
+    started = next(again := run_plan(None, tmp_path / "run", resume=True))
+    assert isinstance(started, Started)
+    assert started.round == 1
+    (said,) = started.store.said
+    assert "round-000002.safetensors is damaged" in said
+    assert said.endswith("it is put aside, and the run goes on from round 1")
+    assert (folder / "round-000002.damaged").read_bytes() == b"\0" * 64
+    list(again)
+    assert (tmp_path / "run/rounds.jsonl").read_bytes() == (tmp_path / "straight/rounds.jsonl").read_bytes()
+
+
+def test_with_no_whole_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
+    events = run_plan(tiny(), tmp_path / "run")
+    for _ in islice(events, 1 + 5 + 2):
+        pass
+    events.close()
+    for path in (tmp_path / "run" / "checkpoint").iterdir():
+        path.write_bytes(b"\0" * 64)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="no older one is whole"):
+        list(run_plan(None, tmp_path / "run", resume=True))
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
 def test_an_unwritable_folder_gets_a_sentence(tmp_path: Path) -> None:

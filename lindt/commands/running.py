@@ -51,6 +51,7 @@ def run(
     ] = None,
     deadline: Annotated[float, typer.Option(help="Flower: seconds after which a round goes on without answers.")] = 600,
     gather: Annotated[float, typer.Option(help="Flower: seconds to wait for all clients before the start.")] = 120,
+    comeback: Annotated[float, typer.Option(help="Flower: seconds to wait for a node lost in a round.")] = 0,
     track: Track = [],  # noqa: B006
 ) -> None:
     """Run a plan: one federation, with detection and recovery as its method says.
@@ -77,7 +78,7 @@ def run(
 
     if engine != "flower" and (superlink or root_certificates or noise):
         raise UserError("--superlink, --root-certificates and --noise go with --engine flower")
-    flower = OnFlower(superlink, root_certificates, noise, deadline, gather) if engine == "flower" else None
+    flower = OnFlower(superlink, root_certificates, noise, deadline, gather, comeback) if engine == "flower" else None
 
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
     resolved = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
@@ -90,6 +91,12 @@ def run(
 def compare(
     plan: PlanName = None,
     methods: Annotated[str, typer.Option(help="Names from `lindt methods`, with commas.")] = ALL_METHODS,
+    aggregators: Annotated[
+        str, typer.Option(help="Play each method with each of these on the server, such as mean,median,krum.")
+    ] = "",
+    attacks: Annotated[
+        str, typer.Option(help="Play all of it under each of these, such as no_threat,backdoor,sign_flip.")
+    ] = "",
     rounds: Rounds = None,
     seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="A folder of runs; by default runs/NAME-seedN-compared.")] = None,
@@ -106,17 +113,19 @@ def compare(
     Private training (each client alone) and centralized training are printed beside them as references.
 
     `lindt compare digits-nfl --methods fedavg,apfl,lindt --rounds 40`
+
+    `lindt compare digits-nfl --methods fedavg,lindt --aggregators mean,krum --attacks backdoor,sign_flip`
     """
+    from lindt.report.grid import Grid
     from lindt.report.sessions import Session, compare_methods
 
     for assignment in sets:
         if assignment.partition("=")[0].partition(".")[0].strip() == "method":
             raise UserError(f"--set {assignment}: compare takes its methods from --methods; use `lindt run` for this")
-    names = [name.strip() for name in methods.split(",") if name.strip()]
     base = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
     session = Session(console_for(as_json), as_json, resume, engine, device, task, track=tuple(track))
-    compare_methods(session, base, names, folder)
+    compare_methods(session, base, Grid.named(methods, aggregators, attacks), folder)
 
 
 def demo(

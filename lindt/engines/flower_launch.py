@@ -42,12 +42,13 @@ class OnFlower:
     noise: str | None = None  # plan or system; None: from the plan in a simulation, else from the system
     deadline: float = 600.0
     gather: float = 120.0
+    comeback: float = 0.0
 
     def __post_init__(self) -> None:
         if self.noise not in (None, "plan", "system"):
             raise UserError(f"--noise {self.noise}: choose among plan, system")
-        if self.deadline <= 0 or self.gather < 0:
-            raise UserError("--deadline and --gather: give seconds, above 0 and 0 or more")
+        if self.deadline <= 0 or self.gather < 0 or self.comeback < 0:
+            raise UserError("--deadline, --gather and --comeback: give seconds, above 0 and 0 or more")
         if self.superlink is None and find_spec("flwr") and find_spec("ray") is None:
             raise UserError(
                 "--engine flower: its simulation needs Ray; pip install 'lindt[flower-simulation]', "
@@ -107,6 +108,7 @@ def app_config(store: Store, plan: Plan, flower: OnFlower, task: str | None, cac
         "noise": flower.drawn_from,
         "deadline": flower.deadline,
         "gather": flower.gather,
+        "comeback": flower.comeback,
     }
     if flower.superlink is None:
         config["simulated-private"] = str(store.private.resolve())

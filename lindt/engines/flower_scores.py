@@ -12,10 +12,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from lindt.metrics import ClientTally, Metric
+from lindt.metrics import Accuracy, ClientTally, MacroF1, MeanOf, Metric
 
 MOST_SAMPLES = 2**40
 MOST_NOTES = 200
+LARGEST = 1e18  # of a sum or a note: a sum over clients of such is still a number
 
 
 @final
@@ -36,6 +37,8 @@ def tally_of(found: Any, client: int, expected: Expected) -> ClientTally:
     if samples < 1:
         raise ValueError("a tally of no samples")
     counts = {name: whole(found, name, samples) for name in ("wins", "losses", "attack_chances")}
+    if counts["wins"] + counts["losses"] > samples:
+        raise ValueError("more samples won and lost than there are")
     attacks = {name: whole(found, name, counts["attack_chances"]) for name in ("attack_central", "attack_local")}
     if (client in expected.alone) != (found["private"] is not None):
         raise ValueError("a private score that is not there, or was not asked for")
@@ -50,9 +53,18 @@ def _sums(found: Any, expected: Expected) -> Tensor:
     if not isinstance(found, list) or len(found) != expected.tally:
         raise ValueError(f"a tally is {expected.tally} numbers")
     sums = torch.tensor([number(value) for value in found], dtype=torch.float64)
-    if not math.isfinite(expected.metric.value(sums)):
+    if not _can_be(expected.metric, sums) or not math.isfinite(expected.metric.value(sums)):
         raise ValueError("a tally of no value")
     return sums
+
+
+def _can_be(metric: Metric, sums: Tensor) -> bool:
+    """By itself [1, -2] has a value; with another client's [1, 2] it leaves the federation none."""
+    if isinstance(metric, Accuracy):
+        return 0 <= float(sums[0]) <= float(sums[1])
+    if isinstance(metric, MacroF1):
+        return bool((sums >= 0).all())
+    return not isinstance(metric, MeanOf) or float(sums[1]) >= 1  # of a user's own Metric only it knows
 
 
 def notes_of(found: Any) -> dict[str, float]:
@@ -64,8 +76,9 @@ def notes_of(found: Any) -> dict[str, float]:
 
 
 def number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError("a number is missing or not finite")
+    # The bound first: a whole number may be too large for any float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise ValueError(f"a number is missing, or is none up to {LARGEST:g}")
     return float(value)
 
 

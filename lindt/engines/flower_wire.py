@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lindt.engines.base import Kind, Reply, Task
 from lindt.engines.flower_scores import MOST_SAMPLES, Expected, notes_of, tally_of, whole
+from lindt.errors import one_line
 from lindt.weights import Buffers
 
 RAW = "lindt.raw"  # how the bytes of an Array are to be read: as they lie in memory, little-endian
@@ -69,6 +70,8 @@ def unpack_tasks(content: RecordDict) -> tuple[list[Task], Session]:
     w, buffers = _unpack_weights(content, "weights")
     kind, run, flag = cast(Kind, kind), cast(str, run), cast(bool, flag)
     clients = [whole({"client": i}, "client", MOST) for i in cast(list[Any], about["clients"])]
+    if not clients or len(set(clients)) < len(clients):
+        raise ValueError("a task for no client, or twice for one")
     return [Task(kind, run, i, round, w, buffers, flag, keep) for i in clients], Session(cast(str, session), since)
 
 
@@ -96,8 +99,7 @@ def unpack_replies(message: Message, tasks: Sequence[Task], expected: Expected) 
 
 
 def failed(task: Task, reason: str) -> Reply:
-    said = " ".join(reason.split())  # one line, of any length a client likes
-    return Reply(task.client, task.round, 0, fault=said[:300])
+    return Reply(task.client, task.round, 0, fault=one_line(reason))
 
 
 def _unpack_reply(content: RecordDict, task: Task, expected: Expected) -> Reply:

@@ -38,20 +38,22 @@ class _Worker:
 
     def __init__(self, setup: dict[str, object], shared: int) -> None:
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "lindt.engines.worker", str(theirs.fileno()), str(shared)]
+        numbers = (theirs.fileno(), shared, os.getpid())
+        command = [sys.executable, "-m", "lindt.engines.worker_start", *(str(number) for number in numbers)]
         # The import path of this process, so that a --task found here is found there.
         env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(), shared), env=env)
         theirs.close()
         self.line = Line(ours)
-        self.line.send(setup)
+        with suppress(ConnectionError):  # if it has died already, its end of the line says so
+            self.line.send(setup)
         self.ready = False
         self.task: int | None = None  # the place of what it works on among the tasks
 
     def stop(self) -> None:
-        self.line.close()
         self.process.kill()
         self.process.wait()
+        self.line.close()  # last: a worker that finds it closed would say so
 
 
 @final
@@ -87,6 +89,7 @@ class Processes:
         self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
         self._versions = InFolder(folder, run)
         self._workers: list[_Worker] = []
+        self._stillborn = 0  # workers killed one after the other before they were ready
         self._end = weakref.finalize(self, _stop, self._workers, self._file, self._aside)
 
     def available(self) -> Sequence[int]:
@@ -154,7 +157,7 @@ class Processes:
         if "failure" in found:
             raise RuntimeError(f"a worker failed:\n{found['failure']}")
         if "ready" in found:
-            worker.ready = True
+            worker.ready, self._stillborn = True, 0
             return
         assert worker.task is not None
         w, buffers = self.weights.get(index + 1) if found["trained"] else (None, None)
@@ -164,6 +167,8 @@ class Processes:
     def _replace(self, index: int, waiting: list[int], tries: list[int]) -> _Worker:
         """A worker died (out of memory, killed): another takes its place and its task."""
         dead = self._workers[index]
+        with suppress(subprocess.TimeoutExpired):
+            dead.process.wait(1)  # its end of the line is closed, so it is about to go: how?
         dead.stop()
         if dead.task is not None:
             tries[dead.task] += 1
@@ -171,7 +176,10 @@ class Processes:
                 raise RuntimeError(f"{TRIES} workers died one after the other on the same task")
             waiting.append(dead.task)
         elif not dead.ready:
-            raise RuntimeError("a worker died before it was ready; see its message above")
+            self._stillborn += 1
+            # Killed from outside, it may be tried again; one that ended by itself would do so again.
+            if dead.process.returncode >= 0 or self._stillborn >= TRIES:
+                raise RuntimeError("a worker died before it was ready; see its message above")
         self._workers[index] = _Worker(self._setup | {"slot": index + 1}, self._file.fileno())
         return self._workers[index]
 

@@ -1,15 +1,12 @@
 """A worker process: it holds every client's data, serves whichever client it is asked for, one task at a time.
 
-Started by engines/processes.py as `python -m lindt.engines.worker SOCKET SHARED`; it ends when the server's side of
-the socket closes, and with the server's process, however that ends.
+It ends when the server's side of the socket closes, and with the server's process, however that ends: how it
+starts is in worker_start.py.
 """
 
 from __future__ import annotations
 
-import ctypes
-import signal
 import socket
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -24,9 +21,7 @@ from lindt.records import fingerprint
 from lindt.tasks import load_task
 
 
-def main(socket_number: int, shared_number: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then lets us go
-    _end_with_parent()
+def serve(socket_number: int, shared_number: int) -> None:
     line = Line(socket.socket(fileno=socket_number))
     setup = line.receive()
     try:
@@ -71,13 +66,3 @@ def _answer(engine: InProcess, weights: SharedWeights, asked: dict[str, Any], sl
     if reply.w is not None and reply.buffers is not None:
         weights.put(slot, reply.w, reply.buffers)
     return reply_line(reply)
-
-
-def _end_with_parent() -> None:
-    """Where the system can, be killed when the server's process dies in the middle of our task."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

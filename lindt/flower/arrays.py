@@ -8,6 +8,7 @@ from flwr.app import Array, ArrayRecord
 from torch import nn
 
 from lindt.errors import UserError
+from lindt.flower.npy import values_of
 
 
 def fill(model: nn.Module, record: ArrayRecord) -> nn.Module:
@@ -20,8 +21,12 @@ def fill(model: nn.Module, record: ArrayRecord) -> nn.Module:
                 f"model: {ours} has shape {tuple(state[ours].shape)}, the message's {theirs} has "
                 f"{tuple(record[theirs].shape)}; model(context) must build the federation's model"
             )
-    # A copy: arrays from a network may be read-only.
-    tensors = {ours: torch.as_tensor(np.array(record[theirs].numpy())) for theirs, ours in names.items()}
+    try:
+        # A copy: arrays from a network may be read-only.
+        values = {ours: np.array(values_of(record[theirs])) for theirs, ours in names.items()}
+    except ValueError as error:
+        raise UserError(f"the message cannot be read: {error}") from None
+    tensors = {ours: torch.as_tensor(array) for ours, array in values.items()}
     model.load_state_dict(tensors)
     return model
 
@@ -31,7 +36,7 @@ def packed(model: nn.Module, like: ArrayRecord) -> ArrayRecord:
     state, record = model.state_dict(), ArrayRecord()
     for theirs, ours in _names(model, like).items():
         values = state[ours].detach().cpu().numpy()
-        record[theirs] = Array(np.asarray(values, dtype=like[theirs].numpy().dtype))
+        record[theirs] = Array(np.asarray(values, dtype=values_of(like[theirs]).dtype))
     return record
 
 

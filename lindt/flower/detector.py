@@ -27,7 +27,7 @@ from lindt.flower.caution import Caution, say
 from lindt.flower.checkpoint import check_fit
 from lindt.flower.journal import Journal
 from lindt.flower.orders import PREFIX, Order, reports_of
-from lindt.flower.replies import Sifted, float_names, sift, weights_of
+from lindt.flower.replies import Sifted, agreeing, float_names, sift, weights_of
 from lindt.flower.seeing import see
 from lindt.flower.taps import ORDER, Tap, chain, tapped
 from lindt.metrics import Scores
@@ -38,8 +38,9 @@ from lindt.recovery import Evidence, OnDetection, Persist, RecoveryState, Stop
 class NFLDetector(Strategy):
     """Wraps a strategy. With `folder` the run is kept there in our own format, and taken up again after a crash.
 
-    `statistic` is what is held against epsilon: `delta` (Eq. 7), `clean` (around the aggregate before noise) or
-    `spread` (around the clients' own mean, which has a limit of zero under any strategy).
+    `statistic` is what is held against epsilon: `delta` (Eq. 7), `clean` (around the aggregate before noise),
+    `spread` (around the clients' own mean, which has a limit of zero under any strategy), or `median` (Delta with the
+    median over clients, which one hostile client cannot move far).
     """
 
     def __init__(
@@ -171,7 +172,8 @@ class NFLDetector(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         round, replies = server_round + self._since, list(replies)
         reports, faults = reports_of(replies)
-        for node, fault in faults.items():
+        replies, odd = agreeing(replies, self._weighted_by)
+        for node, fault in (faults | odd).items():
             say(f"round {round}: node {node} reported what cannot be understood: {fault}", warn=True)
         metrics = self.strategy.aggregate_evaluate(round, replies)
         self.scores = self._books.scored(round, reports)

@@ -7,7 +7,6 @@ What comes over the network is checked here; what is no order or no report raise
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -16,11 +15,13 @@ from typing import Any, final
 import torch
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from lindt.errors import in_short, one_line
 from lindt.metrics import ClientTally
 
 PREFIX = "lindt-"
 REPORT = "lindt"  # the record of a Report in an evaluation's reply
 MOST = 2**40  # rounds, samples: beyond it no number is meant
+LARGEST = 1e18  # of a sum: the sum over clients of such is still a number
 
 
 @final
@@ -56,9 +57,9 @@ class Order:
         for name in ("experiment", "session"):
             # They name files on the client: letters and digits only, no way out of a folder.
             if not isinstance(found[name], str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(found[name])):
-                raise ValueError(f"{PREFIX}{name} = {found[name]!r}: no name of an experiment or session")
+                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no name of an experiment or session")
         if not isinstance(found["recovering"], bool):
-            raise ValueError(f"{PREFIX}recovering = {found['recovering']!r}: no flag")
+            raise ValueError(f"{PREFIX}recovering = {in_short(found['recovering'])}: no flag")
         numbers = {name: whole(found[name], PREFIX + name) for name in ("since", "round", "keep")}
         return cls(str(found["experiment"]), str(found["session"]), recovering=found["recovering"], **numbers)
 
@@ -115,6 +116,9 @@ class Report:
         central, local = (_number(found.get(name), name) for name in ("central", "local"))
         private = None if found.get("private") is None else _number(found["private"], "private")
         wins, losses = (whole(found.get(name), name) for name in ("wins", "losses"))
+        sums = [value for value in (central, local, private) if value is not None]
+        if wins + losses > samples or (percent and not all(0 <= value <= samples for value in sums)):
+            raise ValueError("a report of more than its samples")
         return cls(client, samples, central, local, private, wins, losses, percent)
 
     def tally(self) -> ClientTally:
@@ -134,7 +138,7 @@ def reports_of(replies: Iterable[Message]) -> tuple[dict[int, Report], dict[int,
             try:
                 report = Report.detach(reply.content)
             except ValueError as error:
-                faults[reply.metadata.src_node_id] = str(error)[:300]
+                faults[reply.metadata.src_node_id] = one_line(str(error))
             else:
                 if report is not None:
                     reports[reply.metadata.src_node_id] = report
@@ -143,11 +147,11 @@ def reports_of(replies: Iterable[Message]) -> tuple[dict[int, Report], dict[int,
 
 def whole(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
-        raise ValueError(f"{name} = {value!r}: no whole number of 0 or more")
+        raise ValueError(f"{name} = {in_short(value)}: no whole number from 0 to {MOST}")
     return value
 
 
 def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{name} = {value!r}: no finite number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise ValueError(f"{name} = {in_short(value)}: no number up to {LARGEST:g}")
     return float(value)

@@ -19,10 +19,13 @@ from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from lindt.detection import flat
-from lindt.errors import UserError
+from lindt.errors import UserError, one_line
+from lindt.flower.npy import values_of
+from lindt.replies import LONGEST, MOST_SAMPLES
 
 Values = dict[str, np.ndarray]
 Structure = tuple[tuple[str, tuple[int, ...]], ...]
+Layout = tuple[frozenset[str], frozenset[tuple[str, str, int]]]
 
 
 def weights_of(record: ArrayRecord, names: frozenset[str]) -> Tensor:
@@ -64,6 +67,7 @@ def sift(replies: list[Message], sent: ArrayRecord, weighted_by: str, *, clippin
     # What most of them say: one client must not decide what is measured.
     said = Counter(float_names(_record(reply)) for reply in whole if structure_of(_record(reply)) == expected)
     names = said.most_common(1)[0][0] if said else frozenset()
+    usual = _usual([reply for reply in whole if structure_of(_record(reply)) == expected])
     rows: list[tuple[int, Tensor, float, float]] = []
     refused: dict[int, str] = {}
     for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
@@ -71,10 +75,11 @@ def sift(replies: list[Message], sent: ArrayRecord, weighted_by: str, *, clippin
         try:
             values = _read(reply, expected)
             w = _weights(values, names)
+            size = _size(reply, weighted_by, usual)
         except ValueError as fault:
-            refused[node] = " ".join(str(fault).split())[:300]
+            refused[node] = one_line(str(fault))
         else:
-            rows.append((node, w, _length(values, before), _size(reply, weighted_by)))
+            rows.append((node, w, _length(values, before), size))
     # In the order they came: a strategy may depend on it.
     passed = [reply for reply in replies if reply.has_error() or reply.metadata.src_node_id not in refused]
     w_KP = torch.stack([row[1] for row in rows]) if rows else torch.empty(0, 0)
@@ -95,13 +100,8 @@ def _read(reply: Message, expected: Structure) -> Values:
     record = _record(reply)
     if structure_of(record) != expected:
         raise ValueError("its weights have other names or shapes than the model's")
-    try:
-        values = {name: array.numpy() for name, array in record.items()}
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        raise ValueError(f"its weights cannot be read: {error}") from None
-    for name, shape in expected:
-        if values[name].shape != shape:
-            raise ValueError(f"{name} is {values[name].shape} and was declared {shape}")
+    values = {name: values_of(array) for name, array in record.items()}
+    for name, _ in expected:
         if np.issubdtype(values[name].dtype, np.inexact) and not np.isfinite(values[name]).all():
             raise ValueError(f"NaN or infinity in {name}")
     return values
@@ -115,20 +115,51 @@ def _weights(values: Values, names: frozenset[str]) -> Tensor:
         w = flat({name: value for name, value in values.items() if name in names})
     except UserError as error:
         raise ValueError(str(error)) from None
-    if not torch.isfinite(torch.linalg.vector_norm(w)):
+    if not float(torch.linalg.vector_norm(w)) <= LONGEST:
         raise ValueError("its weights are too large to measure")
     return w
 
 
 def _length(values: Values, before: Values) -> float:
     """0 where the arrays are not those that were sent: there is no update then."""
-    if values.keys() != before.keys():
+    if {name: value.shape for name, value in values.items()} != {name: value.shape for name, value in before.items()}:
         return 0.0
     squares = [float(np.square(np.float64(value) - before[name]).sum()) for name, value in values.items()]
     return float(np.sqrt(sum(squares)))
 
 
-def _size(reply: Message, weighted_by: str) -> float:
+def agreeing(replies: list[Message], weighted_by: str) -> tuple[list[Message], dict[int, str]]:
+    """The replies to an evaluation that go on to the strategy, and why others do not."""
+    usual = _usual([reply for reply in replies if not reply.has_error()])
+    refused: dict[int, str] = {}
+    for reply in replies:
+        if not reply.has_error():
+            try:
+                _size(reply, weighted_by, usual)
+            except ValueError as fault:
+                refused[reply.metadata.src_node_id] = one_line(str(fault))
+    return [reply for reply in replies if reply.metadata.src_node_id not in refused], refused
+
+
+def _layout(reply: Message) -> Layout:
+    """The names of its records and metrics, with the lengths of lists."""
+    content, found = reply.content, set[tuple[str, str, int]]()
+    for name, record in content.metric_records.items():
+        found |= {(name, key, len(value) if isinstance(value, list) else -1) for key, value in record.items()}
+    return frozenset(content.array_records), frozenset(found)
+
+
+def _usual(replies: list[Message]) -> Layout | None:
+    """What most of them are like: Flower's own strategies end the run where one is unlike the others."""
+    found = Counter(_layout(reply) for reply in replies)
+    return found.most_common(1)[0][0] if found else None
+
+
+def _size(reply: Message, weighted_by: str, usual: Layout | None) -> float:
+    if _layout(reply) != usual:
+        raise ValueError("its records or metrics have other names or lengths than most others'")
     metrics = reply.content.metric_records
     value = next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
-    return float(value) if isinstance(value, int | float) and value > 0 else 1.0
+    if not isinstance(value, int | float) or not 0 <= value <= MOST_SAMPLES:
+        raise ValueError(f"its {weighted_by} is no number from 0 to {MOST_SAMPLES}")
+    return float(value) or 1.0

@@ -85,7 +85,7 @@ class Vault:
     def meet(self, order: Order) -> None:
         """A session that is new went on from a checkpoint: what was learned after that round never happened."""
         path = self.home / "session"
-        if not path.exists() or path.read_text() != order.session:
+        if not path.exists() or path.read_bytes() != order.session.encode():
             forget_after(self._versions, CLIENT, order.since)
             write_whole(path, order.session.encode())
 
@@ -123,7 +123,8 @@ class Vault:
             with safe_open(path, framework="pt") as file:
                 scores: Tensor = file.get_tensor("scores")
                 same = (file.metadata() or {}).get("epochs") == str(epochs) and scores.shape == (samples,)
-        except SafetensorError:
+                same = same and scores.is_floating_point() and bool(torch.isfinite(scores).all())
+        except (SafetensorError, OSError):
             return None  # damaged: it can be trained anew
         return scores if same else None
 

@@ -20,6 +20,7 @@ LEARNS = {
     "apfl": "APFL",
     "separate": "Separate",
 }
+STATISTICS = ("delta", "clean", "spread", "median")
 JOINS = {"trimmed_mean": "trimmed mean", "median": "median", "weighted_mean": "weighted mean"}
 
 
@@ -63,7 +64,8 @@ def watched(plan: Mapping[str, Any]) -> Watched | None:
     if word_at(plan, *where, "kind") != "on_detection" or epsilon is None or patience is None:
         return None
     statistic, counting = word_at(plan, *where, "statistic"), word_at(plan, *where, "counting")
-    return Watched(epsilon, patience, statistic or "delta", counting or "cumulative")
+    known = statistic if statistic in STATISTICS else "delta"  # it names a field of each round's line
+    return Watched(epsilon, patience, known, counting or "cumulative")
 
 
 def adapts(plan: Mapping[str, Any]) -> bool:

@@ -11,7 +11,7 @@ from lindt.report.reading import Run
 from lindt.report.spending import Spent
 from lindt.report.verdict import verdict
 
-MEASURED = ("delta", "clean", "spread")
+MEASURED = ("delta", "clean", "spread", "median")
 SUMMED = ("central", "local", "private", "beta", "attack_central", "attack_local")
 RATES = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from lindt.errors import UserError
 from lindt.report.kept_plan import whole_at
 from lindt.report.lines import Lines, open_file, read_small
 from lindt.report.shapes import ABOUT, ROUND, SUMMARY, TIMING, parsed
+from lindt.toml import read_toml
 
 State = Literal["running", "ended", "crashed"]
 DEEPEST = 4  # folders of runs inside folders of runs: runs/compared/lindt is two
@@ -150,6 +150,6 @@ def is_locked(folder: Path) -> bool:
 
 def _plan(text: bytes) -> dict[str, Any]:
     try:
-        return tomllib.loads(text.decode("utf-8"))
-    except (ValueError, RecursionError):
+        return read_toml(text.decode("utf-8"), bits=1024)  # Python does not write out a number of 20,000
+    except ValueError:
         return {}

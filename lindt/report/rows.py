@@ -15,7 +15,7 @@ from lindt.disk import write_whole
 from lindt.errors import UserError
 from lindt.report.reading import Run
 
-MEASURED = ("w_div", "delta", "clean", "spread", "clipped", "noise_norm")
+MEASURED = ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")
 SCORED = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
 COUNTED = ("harmed", "clearly_harmed", "ties")
 # Each column by name and type; Parquet keeps the types where a column has no value at all.

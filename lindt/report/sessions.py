@@ -15,17 +15,17 @@ from rich.table import Table
 from lindt import presets
 from lindt.engines.flower_launch import OnFlower, run_on_flower
 from lindt.errors import UserError
-from lindt.methods import METHODS, Method
+from lindt.methods import METHODS
 from lindt.plan import Plan
 from lindt.problem import problem_for
 from lindt.records import about_run, round_line
-from lindt.recovery import OnDetection
 from lindt.references import centralized
 from lindt.report.console import Narrator
+from lindt.report.grid import Grid
 from lindt.report.reading import read_run
 from lindt.report.tables import comparison
 from lindt.report.verdict import verdict
-from lindt.running import Ended, Event, Followed, Played, cache_folder, run_plan
+from lindt.running import Ended, Event, Followed, Played, Started, cache_folder, run_plan
 from lindt.tasks import load_task
 from lindt.trackers.choice import check_trackers
 from lindt.trackers.telling import tracked
@@ -75,6 +75,7 @@ def _play_one(session: Session, label: str, plan: Plan | None, folder: Path) -> 
     summary: dict[str, Any] = {}
     if session.as_json:
         for event in events:
+            _heard(session, event)
             if (line := _played(event)) is not None:
                 _line({"event": "round", "run": label, **line})
             elif isinstance(event, Ended):
@@ -83,6 +84,7 @@ def _play_one(session: Session, label: str, plan: Plan | None, folder: Path) -> 
         return summary
     with Narrator(session.console, label).watching() as narrator:
         for event in events:
+            _heard(session, event)
             narrator.see(event, _played(event))
             if isinstance(event, Ended):
                 summary = event.summary
@@ -90,6 +92,11 @@ def _play_one(session: Session, label: str, plan: Plan | None, folder: Path) -> 
     session.console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
     session.say(f"  {folder}")
     return summary
+
+
+def _heard(session: Session, event: Event) -> None:
+    for said in event.store.said if isinstance(event, Started) else ():
+        session.warn(f"warning: {said}")
 
 
 def _events(session: Session, plan: Plan | None, folder: Path) -> Iterator[Event]:
@@ -115,15 +122,8 @@ def _played(event: Event) -> dict[str, Any] | None:
     return event.line if isinstance(event, Followed) else None
 
 
-def compare_methods(session: Session, base: Plan, names: Sequence[str], folder: Path) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"--methods names {name} twice")
-        if name not in METHODS:
-            raise UserError(f"--methods {name}: choose among {', '.join(METHODS)}")
-    if not names:
-        raise UserError(f"--methods names none; choose among {', '.join(METHODS)}")
-    jobs: list[Job] = [(name, replace(base, method=method_for(base, name)), folder / name) for name in names]
+def compare_methods(session: Session, base: Plan, grid: Grid, folder: Path) -> None:
+    jobs: list[Job] = [(label, plan, folder / label) for label, plan in grid.plans(base)]
     rows = play(session, jobs)
     problem = load_task(session.task) if session.task else problem_for(base)
     pooled = centralized(base, problem, session.device, cache_folder())
@@ -134,13 +134,6 @@ def compare_methods(session: Session, base: Plan, names: Sequence[str], folder: 
     rows += [("alone", {"local": alone}), ("centralized", {"central": pooled})]
     session.console.print(comparison(rows, f"{base.name}, {base.rounds} rounds, seed {base.seed}"))
     session.say(f"runs in {folder}")
-
-
-def method_for(base: Plan, name: str) -> Method:
-    """A method by name; one that detects takes epsilon and r' from the plan it is compared in."""
-    method, recovery = METHODS[name], base.method.recovery
-    both = isinstance(method.recovery, OnDetection) and isinstance(recovery, OnDetection)
-    return replace(method, recovery=recovery) if both else method
 
 
 def demonstrate(session: Session, out: Path, seed: int | None, rounds: int | None) -> None:

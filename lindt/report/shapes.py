@@ -7,6 +7,7 @@ names, so that a newer lindt's extra fields do no harm. Whoever reads after this
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
@@ -28,6 +29,7 @@ class Named:
     shape: Any
 
 
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 NUMBER, WHOLE, TEXT, FLAG = float, int, str, bool
 
 SCORES = {
@@ -58,7 +60,7 @@ ROUND = {
     "asked": [WHOLE],
     "answered": [WHOLE],
     "refused": [{"client": WHOLE, "reason": TEXT}],
-    **{name: Maybe(NUMBER) for name in ("w_div", "delta", "clean", "spread", "clipped", "noise_norm")},
+    **{name: Maybe(NUMBER) for name in ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")},
     "recovering": FLAG,
     "flag": FLAG,
     "count": WHOLE,
@@ -89,11 +91,14 @@ SUMMARY = {
 
 
 def parsed(text: bytes, shape: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A table of that shape, or None: no JSON, another shape, a number that is none."""
+    """A table of that shape, or None: no JSON, another shape, a number that is none, a character that is none."""
     try:
-        found = json.loads(text)
+        written = text.decode("utf-8")  # by itself json.loads would take UTF-16 too
+        found = json.loads(written)
+        if _HALF.search(written):
+            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent to a browser
         return found if isinstance(found, dict) and fits(found, shape) else None
-    except (ValueError, RecursionError):  # also bytes that are no UTF-8, and an integer of 5,000 digits
+    except (ValueError, RecursionError):  # also an integer of 5,000 digits
         return None
 
 

@@ -15,7 +15,7 @@ def points(value: float | None, percent: bool = True, sign: bool = False) -> str
 
 def plain(text: str) -> str:
     """A name from a run's files as one line of text: what would steer a terminal is shown, not obeyed."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def suspected(line: Mapping[str, Any], epsilon: float, patience: int, statistic: str, adapts: bool) -> str:

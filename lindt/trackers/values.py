@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-DETECTION = ("delta", "w_div", "clean", "spread", "clipped", "noise_norm", "count")
+DETECTION = ("delta", "w_div", "clean", "spread", "median", "clipped", "noise_norm", "count")
 SCORES = ("central", "local", "private", "beta", "worst_tenth", "harmed", "clearly_harmed")
 ATTACK = ("attack_central", "attack_local")
 

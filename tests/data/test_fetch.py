@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lindt.data import cifar10, fetch
+from lindt.data.archives import member, opened
 from lindt.errors import UserError
 
 
@@ -55,12 +56,12 @@ def test_only_the_known_archive_is_taken(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_archive_is_read_by_name_and_size(tmp_path: Path) -> None:
-    with tarfile.open(archive_of(tmp_path / "a.tgz", {"big": b"x" * 100})) as archive:
-        assert fetch.member(archive, "big", 100).read() == b"x" * 100
+    with opened(archive_of(tmp_path / "a.tgz", {"big": b"x" * 100})) as archive:
+        assert member(archive, "big", 100) == b"x" * 100
         with pytest.raises(UserError, match="at most 99 bytes"):
-            fetch.member(archive, "big", 99)
+            member(archive, "big", 99)
         with pytest.raises(UserError, match="has no other"):
-            fetch.member(archive, "other", 99)
+            member(archive, "other", 99)
 
 
 def test_what_is_not_there_or_damaged_says_how_to_get_it(tmp_path: Path) -> None:

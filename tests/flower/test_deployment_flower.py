@@ -20,7 +20,7 @@ from worlds import tiny_runtime
 
 from lindt.engines.flower_commands import environment, free_port
 from lindt.methods import METHODS
-from lindt.plan import Alone, Plan
+from lindt.plan import Alone, Plan, Scoring
 from lindt.planfile import to_dict
 from lindt.running import run_plan
 from lindt.store import Store
@@ -96,7 +96,7 @@ def finished(process: subprocess.Popen[str], deployment: Any, seconds: float = 3
 
 def test_the_example_detects_recovers_and_has_the_bytes_of_in_process(tmp_path: Path) -> None:
     """LINDT, five rounds; the script starts four processes, and none is left when it ends."""
-    plan = tiny_runtime(patience=1, rounds=5)
+    plan = tiny_runtime(patience=1, rounds=5, scoring=Scoring(every=5, last=1))
     path = write_plan(plan, tmp_path / "plan.toml")
     command = [sys.executable, EXAMPLE / "deploy.py", "--folder", tmp_path / "deployed", "--plan", path, "--noise=plan"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=400)
@@ -113,6 +113,7 @@ def test_the_example_detects_recovers_and_has_the_bytes_of_in_process(tmp_path: 
     )
 
 
+@pytest.mark.torture  # three minutes; the Grid of fake_grid.py shows the same in the quick suite
 def test_fedavg_and_lindt_tm_have_the_bytes_of_in_process(deployment: Any, tmp_path: Path) -> None:
     for name, clients in (("host-a", "0,1,2"), ("host-b", "3,4,5")):
         deployment.register(name)
@@ -138,10 +139,9 @@ def test_faults_cost_answers_and_never_the_run(deployment: Any, tmp_path: Path) 
     deployment.start_node("host-a", "0,1")
     first = deployment.start_node("host-b", "2,3")
     bad = deployment.start_node("host-c", "4", 'task="spoilt_task:problem"')
-    check_strangers(deployment)
 
     out = tmp_path / "run"
-    words = ["--task", "node_task:problem", "--deadline", "45", "--rounds", "10"]
+    words = ["--task", "node_task:problem", "--deadline", "45", "--rounds", "9"]
     sets = ["environment.participation.rate=1.0", "method.recovery.epsilon=1e-6", "method.recovery.patience=0",
             "scoring.every=100", "scoring.last=1", "alone.private=false"]  # fmt: skip
     words += [word for assignment in sets for word in ("--set", assignment)]
@@ -152,37 +152,36 @@ def test_faults_cost_answers_and_never_the_run(deployment: Any, tmp_path: Path) 
     assert len(kept) == 1  # recovering since round 2
     wait_until(lambda: any(v_2.glob("*/*/round-000003.safetensors")) or len(lines(out)) >= 3, 60, "host-b's round 3")
     deployment.kill(first)
-    wait_until(lambda: len(lines(out)) >= 3, 100, "the end of round 3")
-    deployment.kill(bad)  # it would hang for ever; its owner takes it off
+    check_strangers(deployment)  # while the round waits for host-c until its deadline
     deployment.restart_node("host-b", "2,3")
+    wait_until(lambda: len(lines(out)) >= 3, 100, "the end of round 3")
+    deployment.kill(bad)  # it would hang for ever
 
     wait_until(lambda: {2, 3} <= set(lines(out)[-1]["answered"]) and len(lines(out)) > 3, 150, "host-b's return")
     deployment.kill(deployment.superlink)
     code, said = finished(run, deployment)
     assert code == 2, said
     state = Store.open(out).state()
-    assert 4 <= state.round < 10
+    assert 4 <= state.round < 9
     assert (state.recovery.count, state.recovery.on) == (state.round, True)
     deployment.start_superlink()
-    code, said = finished(
-        start(deployment, out, "--resume", "--task", "node_task:problem", "--deadline", "45", "--gather", "15"),
-        deployment,
-    )
+    deployment.restart_node("host-c", "4")  # mended
+    code, said = finished(start(deployment, out, "--resume", "--task", "node_task:problem"), deployment)
     assert code == 0, said
 
     found = lines(out)
-    assert [line["round"] for line in found] == list(range(1, 11))
-    assert [line["count"] for line in found] == list(range(1, 11))  # not one lost, not one twice
-    assert [line["flag"] for line in found] == [True] * 10
+    assert [line["round"] for line in found] == list(range(1, 10))
+    assert [line["count"] for line in found] == list(range(1, 10))  # not one lost, not one twice
+    assert [line["flag"] for line in found] == [True] * 9
     refused = {line["round"]: {r["client"]: r["reason"] for r in line["refused"]} for line in found}
     assert refused[1][4] == "NaN or infinity among the weights"
     assert re.fullmatch(r"81 weights where the model has 82", refused[2][4])
     assert found[0]["answered"] == found[1]["answered"] == [0, 1, 2, 3]
     assert 4 not in found[2]["answered"]
     assert {0, 1} <= set(found[2]["answered"])
-    assert {0, 1, 2, 3} <= set(found[-1]["answered"])  # host-b is back, with what it had
+    assert found[-1]["answered"] == [0, 1, 2, 3, 4]  # everybody is back, host-b with what it had
     versions = sorted(int(p.stem.removeprefix("round-")) for p in v_2.glob("*/client-00002/round-*.safetensors"))
-    assert versions[-1] == 10
+    assert versions[-1] == 9
     for path, content in kept.items():
         assert not path.exists() or path.read_bytes() == content
 

@@ -22,6 +22,7 @@ from lindt.engines.base import Task
 from lindt.engines.flower import Flower, Patience
 from lindt.engines.flower_apps import FAILURE, client_app, serve
 from lindt.engines.flower_node import held_by
+from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
 from lindt.federation import begin
 from lindt.methods import METHODS
@@ -64,7 +65,15 @@ def play(plan: Plan, tmp_path: Path, spoil: Spoil | None = None, **config: Any) 
         Store.create(folder, plan, about_run(plan, problem_for(plan), None))
     store = Store.open(folder)
     grid = grid_for(plan, tmp_path, store.run, spoil)
-    given = {"folder": str(folder), "task": "", "noise": "plan", "deadline": 0.5, "gather": 5.0, **config}
+    given = {
+        "folder": str(folder),
+        "task": "",
+        "noise": "plan",
+        "deadline": 0.5,
+        "gather": 5.0,
+        "comeback": 0.0,
+        **config,
+    }
     serve(grid, Context(1, 0, {}, RecordDict(), {**grid.run_config, **given}))
     return store, grid
 
@@ -128,8 +137,9 @@ def test_a_killed_server_goes_on_with_the_same_count_and_flag(tmp_path: Path) ->
     with pytest.raises(KilledError):
         play(plan, tmp_path, kill_in_round_4)
     folder = tmp_path / "run"
-    state = load_checkpoint(folder / "checkpoint", Store.open(folder).run)
-    assert state is not None
+    loaded = load_checkpoint(folder / "checkpoint", Store.open(folder).run)
+    assert loaded is not None
+    state = loaded.state
     assert (state.round, state.recovery.count, state.recovery.on) == (3, 3, True)
     assert "KilledError" in (folder / FAILURE).read_text()
     store, _ = play(plan, tmp_path)
@@ -307,6 +317,48 @@ def test_a_node_that_leaves_is_not_asked_and_one_that_comes_back_is(tmp_path: Pa
     assert engine.available() == [3, 4, 5]
     grid.nodes[9] = gone  # restarted without a key of its own: another name
     assert engine.available() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("comeback", "back"), [(0.0, False), (0.3, False), (200.0, True)])
+def test_a_node_lost_in_a_round_is_waited_for_as_long_as_it_may_take_to_come_back(
+    comeback: float, back: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took its tasks and died. Back in time it is asked again and answers as if nothing had been."""
+    monkeypatch.setattr("lindt.engines.flower.GONE", 0.05)
+    plan = quick()
+    tasks_lost: list[Message] = []
+
+    def dies(task: Message, reply: Message) -> Message | None:
+        if task.metadata.message_type != "train" or task.metadata.dst_node_id != 7001 or tasks_lost:
+            return reply
+        tasks_lost.append(task)
+        gone = grid.nodes.pop(7001)
+        if back:  # once it has been missed, as Flower lets a node in again only when its lease has run out
+            threading.Thread(target=return_when_missed, args=(gone,), daemon=True).start()
+        return None
+
+    def return_when_missed(gone: dict[str, Any]) -> None:
+        while 7001 in engine._held:
+            time.sleep(0.01)
+        grid.nodes[7001] = gone
+
+    grid = grid_for(plan, tmp_path, "ab", dies)
+    engine = Flower(grid, plan, problem_for(plan), Patience(300.0, 60, comeback, 0.02))
+    state, clients = begin(plan, problem_for(plan)), engine.available()
+    tasks = [Task("train", "ab", i, 1, state.w, state.buffers, recovering=False) for i in clients]
+    began = time.monotonic()
+    replies = {reply.client: reply for reply in engine.dispatch(tasks)}
+    assert time.monotonic() - began < 200  # not the deadline
+    assert sorted(replies) == [0, 1, 2, 3, 4, 5]
+    assert len(tasks_lost) == 1
+    if not back:
+        assert [replies[i].fault for i in (0, 1, 2)] == ["its node is gone"] * 3
+    else:
+        straight = {r.client: r.w for r in InProcess(plan, problem_for(plan)).dispatch(tasks)}
+        for i, reply in replies.items():
+            assert reply.fault is None
+            assert reply.w is not None
+            assert torch.equal(reply.w, straight[i])  # type: ignore[arg-type]
 
 
 def test_a_node_whose_federation_is_another_says_so_and_is_left_out(tmp_path: Path) -> None:

@@ -121,11 +121,18 @@ def test_both_run_and_ours_detects_and_recovers(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*/client-*/v"))) == 10
 
 
+def pid_at(address: tuple[str, int] | None) -> int:
+    assert address
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    found = [line for line in listed.splitlines() if "flower-superlink" in line and f"--port {address[1]}" in line]
+    return int(found[0].split()[0])
+
+
 @pytest.mark.slow
 def test_on_flowers_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`flwr run` as a user calls it, with Ray; it begins no process that it does not end."""
+    """`flwr run` as a user calls it, with Ray; the SuperLink is killed on the way, the app started again goes on."""
     pytest.importorskip("ray")
-    from lindt.engines.flower_commands import simulating
+    from lindt.engines.flower_commands import family, kill, simulating
 
     monkeypatch.setenv("LINDT_PRIVATE", str(tmp_path / "private"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -136,14 +143,27 @@ def test_on_flowers_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     server = app / "quickstart" / "server_app.py"
     run = tmp_path / "run"
     server.write_text(server.read_text().replace("patience=5)", f"patience=5, folder={str(run)!r})"))
+
+    def lines() -> list[dict[str, Any]]:
+        path = run / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    end = time.monotonic() + 600
+    with simulating(tmp_path / "home", tmp_path / "log", 10) as superlink:
+        superlink.submit(app)
+        while len(lines()) < 4 and time.monotonic() < end:
+            time.sleep(0.2)
+        kill(family(pid_at(superlink.address)))  # kill -9: the ServerApp, Ray and its actors go with it
+    before = lines()
+    assert 4 <= len(before) < 8
     with simulating(tmp_path / "home", tmp_path / "log", 10) as superlink:
         id = superlink.submit(app)
-        end = time.monotonic() + 240
         while not (status := superlink.status(id)).startswith("finished") and time.monotonic() < end:
             time.sleep(1)
     assert status == "finished:completed"
-    lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
-    assert [line["flag"] for line in lines] == [False] * 5 + [True] * 3
-    assert lines[-1]["scores"]["local"] > lines[-1]["scores"]["central"]
+    assert lines()[: len(before) - 1] == before[:-1]  # the last one may have been played again
+    assert [line["round"] for line in lines()] == list(range(1, 9))
+    assert [line["flag"] for line in lines()] == [False] * 5 + [True] * 3
+    assert lines()[-1]["scores"]["local"] > lines()[-1]["scores"]["central"]
     assert json.loads((run / "summary.json").read_text())["detected_at"] == [6]
     assert len(list((tmp_path / "private").glob("*/client-*/v"))) >= 5

@@ -215,7 +215,7 @@ def test_many_runs_are_not_all_kept_in_memory(tmp_path: Path) -> None:
         write_run(tmp_path / f"run{n}", [line(1)], ended=False)
     shelf = Shelf(tmp_path)
     assert len(shelf.briefs()) == 40
-    assert len(shelf._readers) == 32
+    assert len(shelf._open) == 32
     first = shelf.briefs()[0]
     assert first is shelf.briefs()[0]  # unchanged: not read again
     write_run(tmp_path / "run0", mended())

@@ -9,11 +9,12 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 from typing import final
 from urllib.parse import parse_qs
 
-from starlette.datastructures import URL, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -21,7 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lindt.errors import UserError
 
 SHORTEST_TOKEN = 16
+LONGEST_HEAD = 16_384  # address and headers together
 LONGEST_FORM = 4096
+GUESSING = 1.0  # seconds before a wrong token is told so
 
 ASKING = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>lindt</title>
@@ -30,6 +33,12 @@ ASKING = """<!doctype html>
 <form method="post" action="enter"><label>Token <input name="token" type="password" autocomplete="current-password"
 required autofocus></label> <button>Enter</button></form></body></html>
 """
+
+
+def host_of(header: str) -> str | None:
+    """The name in a Host header, without its port; None where it is none."""
+    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,255}))(?::[0-9]{1,5})?", header)
+    return (found[1] or found[2]).lower() if found else None
 
 
 def is_loopback(host: str) -> bool:
@@ -82,11 +91,14 @@ class Admission:
         await (refused or self.app)(scope, receive, self._with_headers(send))
 
     async def _refused(self, request: Request) -> Response | None:
-        if self.names is not None and URL(f"http://{request.headers.get('host', '')}").hostname not in self.names:
+        asked = [request.scope["query_string"], *(part for header in request.headers.raw for part in header)]
+        if len(request.scope["path"]) + sum(map(len, asked)) > LONGEST_HEAD:
+            return PlainTextResponse("too long", 431)
+        if self.names is not None and host_of(request.headers.get("host", "")) not in self.names:
             return PlainTextResponse("this server answers to its own name only", 421)
         if self.token is None:
             return None
-        path = request.url.path.rstrip("/")
+        path = str(request.scope["path"]).rstrip("/")  # not request.url, which stumbles over some Host headers
         if request.method == "POST" and path.endswith("/enter"):
             return await self._enter(request)
         if "token" in request.query_params and path == "":
@@ -108,7 +120,7 @@ class Admission:
     async def _admit(self, token: str) -> Response:
         assert self.token is not None
         if not _same(token, self.token):
-            await asyncio.sleep(1)  # guessing is slow
+            await asyncio.sleep(GUESSING)
             return HTMLResponse(ASKING, 401)
         answer = RedirectResponse("/", 303)  # the token leaves the address, and so the history and the logs
         answer.set_cookie(self.cookie, self._badge(), httponly=True, samesite="strict")

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -25,15 +24,20 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from lindt.errors import UserError
+from lindt.errors import UserError, in_short
 from lindt.report.document import empty_page, script_hashes
-from lindt.report.payload import progress, whole_run
+from lindt.report.payload import whole_run
+from lindt.report.reading import Run
+from lindt.report.spending import Spent
 from lindt.report.watching.admission import Admission, policy
+from lindt.report.watching.impatience import Impatient
+from lindt.report.watching.looks import LIST_EVERY, LOOK_EVERY, Looks, event
 from lindt.report.watching.shelf import Shelf
 
-LOOK_EVERY = 0.5  # seconds
-LIST_EVERY = 4  # looks
+LIST_LOOKS = round(LIST_EVERY / LOOK_EVERY)
+UNHURRIED = 50  # streams that hear every half second
 MOST_FOLLOWED = 24  # runs in one stream
+MOST_CONNECTIONS = 512  # and no more tasks than that; a thousand files is what a process may open
 
 
 @final
@@ -41,8 +45,9 @@ class Site:
     """What the routes share."""
 
     def __init__(self, shelf: Shelf) -> None:
-        self.shelf, self.page = shelf, empty_page()
+        self.shelf, self.looks, self.page = shelf, Looks(shelf), empty_page()
         self.closing = False
+        self.streams = 0  # that are open now
 
     async def show_page(self, _: Request) -> Response:
         return HTMLResponse(self.page)
@@ -55,7 +60,7 @@ class Site:
         try:
             return JSONResponse(await to_thread.run_sync(self._whole, id))
         except UserError as error:
-            return PlainTextResponse(str(error).replace(f"{self.shelf.root}/", ""), 404)
+            return PlainTextResponse(self.shelf.told(error), 404)
 
     def _whole(self, id: str) -> dict[str, Any]:
         run = self.shelf.run(id)
@@ -70,57 +75,61 @@ class Site:
         ids, have = request.query_params.getlist("id"), request.query_params.getlist("have")
         if len(ids) != len(have) or len(ids) > MOST_FOLLOWED or not all(n.isdecimal() and len(n) < 9 for n in have):
             return PlainTextResponse(f"give id and have in pairs, at most {MOST_FOLLOWED}", 400)
-        try:
-            followed = [Followed(self.shelf, id, int(n)) for id, n in zip(ids, have, strict=True)]
-        except UserError as error:
-            return PlainTextResponse(str(error), 404)
+        followed = []
+        for id, n in zip(ids, have, strict=True):
+            run = (await self.looks.at(id)).run
+            if run is None:
+                return PlainTextResponse(f"there is no run {in_short(id)} here that can be read", 404)
+            followed.append(Followed(self.looks, id, int(n), run.anew))
+        if request.method == "HEAD":  # its answer ends here, a stream would not
+            return Response(media_type="text/event-stream")
         return StreamingResponse(self._events(followed), media_type="text/event-stream")
 
     async def _events(self, followed: list[Followed]) -> AsyncIterator[str]:
-        listed: list[dict[str, Any]] | None = None
-        looks = 0
-        while not self.closing:
-            if not followed and looks % LIST_EVERY == 0:
-                rows = await to_thread.run_sync(self.shelf.briefs)
-                if rows != listed:
-                    yield _event("runs", rows)
-                listed = rows
-            for one in followed:
-                for name, value in await to_thread.run_sync(one.news):
-                    yield _event(name, value)
-            if looks % 20 == 0:
-                yield ": still here\n\n"  # an answer at once, and no idle line for a proxy to cut
-            looks += 1
-            await asyncio.sleep(LOOK_EVERY)
+        listed, looks = "", 0
+        self.streams += 1
+        try:
+            while not self.closing:
+                if not followed and looks % LIST_LOOKS == 0:
+                    rows = await self.looks.listed()
+                    if rows != listed:
+                        yield rows
+                    listed = rows
+                for one in followed:
+                    if news := await one.news():
+                        yield news
+                if looks % 20 == 0:
+                    yield ": still here\n\n"  # an answer at once, and no idle line for a proxy to cut
+                looks += 1
+                # With more pages each hears less often: all together take no more of the machine.
+                await asyncio.sleep(LOOK_EVERY * max(1.0, self.streams / UNHURRIED))
+        finally:
+            self.streams -= 1
 
 
 @final
 class Followed:
     """A run that one page follows, and how much of it the page has."""
 
-    def __init__(self, shelf: Shelf, id: str, have: int) -> None:
-        self.shelf, self.id, self.have = shelf, id, have
-        self.anew = shelf.run(id).anew
-        self.told: dict[str, Any] | None = None
+    def __init__(self, looks: Looks, id: str, have: int, anew: int) -> None:
+        self.looks, self.id, self.have, self.anew = looks, id, have, anew
+        self.run: Run | None = None  # as it was last told, with its budget
+        self.spent: Spent | None = None
+        self.rest = ""
 
-    def news(self) -> list[tuple[str, Any]]:
-        try:
-            run = self.shelf.run(self.id)
-        except UserError:  # taken away while it was followed; it may come back
-            return []
+    async def news(self) -> str:
+        """An event, or nothing."""
+        look = await self.looks.at(self.id)
+        run = look.run
+        if run is None or (run is self.run and look.spent == self.spent):
+            return ""  # taken away, and it may come back; or nothing new
         if run.anew != self.anew or len(run.rounds) < self.have:
-            self.anew, self.have, self.told = run.anew, len(run.rounds), None
-            return [("anew", {"id": self.id})]
-        found = progress(run, self.id, self.shelf.spent(self.id, run), self.have)
-        rest = {name: value for name, value in found.items() if name != "rounds"}
-        if not found["rounds"] and rest == self.told:
-            return []
-        self.have, self.told = len(run.rounds), rest
-        return [("more", found)]
-
-
-def _event(name: str, value: Any) -> str:
-    return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n"  # JSON has no line breaks of its own
+            self.anew, self.have, self.run, self.rest = run.anew, len(run.rounds), None, ""
+            return event("anew", {"id": self.id})
+        more = await self.looks.more(self.id, look, self.have)
+        self.run, self.spent, old = run, look.spent, self.rest
+        self.have, self.rest = len(run.rounds), more.rest
+        return more.event if more.has_rounds or more.rest != old else ""
 
 
 def build_app(site: Site, host: str, port: int, token: str | None) -> ASGIApp:
@@ -130,22 +139,24 @@ def build_app(site: Site, host: str, port: int, token: str | None) -> ASGIApp:
         Route("/api/run", site.show_run),
         Route("/api/events", site.stream),
     ]
-    return Admission(Starlette(routes=routes), host, port, token, policy(*script_hashes(site.page)))
+    site_map = Starlette(routes=routes)
+    site_map.router.redirect_slashes = False  # it would send visitors to whatever host their request named
+    return Admission(site_map, host, port, token, policy(*script_hashes(site.page)))
 
 
 def configuration(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # Not whatever else is installed: uvicorn would take websockets, which nothing here speaks, and uvloop.
-        http="h11",
+        http=Impatient,
         ws="none",
         loop="asyncio",
         lifespan="off",
-        log_level="warning",
+        log_level="error",  # what visitors get wrong is not the operator's to read
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=200,
+        limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=2,
     )
 

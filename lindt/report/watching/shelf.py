@@ -9,11 +9,12 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, final
 
-from lindt.errors import UserError
+from lindt.errors import UserError, in_short
 from lindt.report.reading import Reader, Run, find_runs, is_locked
 from lindt.report.showing import brief
 from lindt.report.spending import Spent, is_open, spent, spent_so_far
 from lindt.report.verdict import verdict
+from lindt.report.words import plain
 
 OPEN_RUNS = 32  # kept in memory with all their rounds
 BUDGET_EVERY = 10  # rounds: the budget of a run that goes on is computed anew
@@ -28,7 +29,7 @@ class Shelf:
             raise UserError(f"{root} is no folder; name one that holds runs")
         self.root = root.resolve()
         self._lock = threading.Lock()
-        self._readers: OrderedDict[str, Reader] = OrderedDict()
+        self._open: OrderedDict[str, tuple[Reader, object, Run]] = OrderedDict()
         self._briefs: dict[str, tuple[object, dict[str, Any]]] = {}
         self._budgets: dict[str, tuple[int, Spent]] = {}
         self._computing = threading.Lock()  # one budget at a time
@@ -37,21 +38,34 @@ class Shelf:
         """The folder of a run. Whatever leads out of the runs' folder, by `..`, by `/` or by a link, is no run."""
         try:
             found = self.root / id
-            inside = bool(id) and found.resolve(strict=True) == found and found.is_relative_to(self.root)
-        except (OSError, ValueError, RuntimeError):  # not there, a NUL in its name, links that go round
+            # By its one name only: `one/`, `./one` and the like would each be kept as a run of its own.
+            inside = found.resolve(strict=True) == found and self.id_of(found) == id
+        except (OSError, ValueError, RuntimeError):  # not there or not inside, a NUL in its name, links that go round
             inside = False
         if not inside or not (found / "plan.toml").is_file():
-            raise UserError(f"there is no run {id!r} here")
+            raise UserError(f"there is no run {in_short(id)} here")
         return found
 
+    def id_of(self, folder: Path) -> str:
+        """How the page calls a run. A server started inside a run shows that run."""
+        return "." if folder == self.root else folder.relative_to(self.root).as_posix()
+
     def run(self, id: str) -> Run:
+        """The run as it is now: the same object as before where its files have not changed."""
         folder = self.folder(id)
         with self._lock:
-            reader = self._readers.pop(id, None) or Reader(folder)
-            self._readers[id] = reader
-            while len(self._readers) > OPEN_RUNS:
-                self._readers.popitem(last=False)
-            return reader.read()
+            reader, kept, run = self._open.pop(id, (None, None, None))
+            reader, now = reader or Reader(folder), _signature(folder)
+            if run is None or kept != now:
+                run = reader.read()
+            self._open[id] = reader, now, run
+            while len(self._open) > OPEN_RUNS:
+                self._open.popitem(last=False)
+            return run
+
+    def told(self, error: UserError) -> str:
+        """An error as visitors may see it: where the runs lie is not their business."""
+        return str(error).replace(f"{self.root}/", "").replace(str(self.root), "the run")
 
     def spent(self, id: str, run: Run) -> Spent:
         """The privacy budget. For a run that has not ended the last one computed: that takes a moment, aside."""
@@ -73,9 +87,10 @@ class Shelf:
         """A row for every run; one that has not changed is not read again."""
         rows = []
         for folder in find_runs(self.root):
-            # A server started inside a run shows that run.
-            id = "." if folder == self.root else folder.relative_to(self.root).as_posix()
-            now = _signature(folder)
+            id, now = self.id_of(folder), _signature(folder)
+            if not is_text(id):
+                rows.append({"run": plain(id), "state": "unreadable", "verdict": "its folder's name is no text"})
+                continue
             kept = self._briefs.get(id)
             if kept is None or kept[0] != now:
                 kept = self._briefs[id] = (now, self._brief(id))
@@ -86,17 +101,26 @@ class Shelf:
         try:
             run = self.run(id)
         except UserError as error:
-            return {"run": id, "state": "unreadable", "verdict": str(error).replace(f"{self.root}/", "")}
+            return {"run": id, "state": "unreadable", "verdict": self.told(error)}
         return {**brief(run, id), "tone": verdict(run).tone}
 
 
 def _signature(folder: Path) -> object:
     """What changes when a run does."""
     found: list[object] = [is_locked(folder)]
-    for name in ("run.json", "plan.toml", "rounds.jsonl", "summary.json"):
+    for name in ("run.json", "plan.toml", "rounds.jsonl", "timing.jsonl", "summary.json"):
         try:
             status = os.lstat(folder / name)
             found.append((status.st_ino, status.st_size, status.st_mtime_ns))
         except OSError:
             found.append(None)
     return found
+
+
+def is_text(name: str) -> bool:
+    """Whether it can be sent: a file's name may be any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

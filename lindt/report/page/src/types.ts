@@ -30,6 +30,7 @@ export interface Round {
   delta: number | null;
   clean: number | null;
   spread: number | null;
+  median: number | null;
   recovering: boolean;
   flag: boolean;
   count: number;
@@ -50,7 +51,7 @@ export interface Client {
 export interface Rule {
   epsilon: number;
   patience: number;
-  statistic: "delta" | "clean" | "spread";
+  statistic: "delta" | "clean" | "spread" | "median";
   counting: string;
 }
 

@@ -1,0 +1,76 @@
+"""What the rules of lindt/replies.py do to answers over Flower, beside the cases of test_engine_flower.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import FakeGrid
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from small_apps import arrays, heard, pushing
+from test_engine_flower import P, asked_in, only, play, put, quick, raw
+
+from lindt.flower import NFLDetector
+
+APART = pushing([3, 4], [-3, -4], [0, 0])
+ZERO = {"w": [0.0, 0.0]}
+
+
+def for_another(content: RecordDict) -> None:
+    """Client 3's node answers for everyone."""
+    for client in range(6):
+        if client != 3:
+            content[f"reply-{client}"] = ConfigRecord({"round": 1, "size": 10})
+            content[f"weights-{client}"] = ArrayRecord({**content.array_records["weights-3"], "w": raw(torch.ones(P))})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (put(w=raw(torch.full((P,), float("inf")))), "NaN or infinity"),
+        (put(w=raw(torch.full((P,), 1e30))), "longer than 1e+18"),
+        (put(w=raw(torch.zeros(P, dtype=torch.int32), dtype="<i4")), "one vector of <f4"),
+        (put(counts=raw(torch.zeros(1, dtype=torch.int64), dtype="<i8")), "do not fit"),
+        (put(floats=raw(torch.zeros(2))), "do not fit"),
+        (lambda content: content["reply-3"].update({"size": -1}), "size is no whole number"),
+        (lambda content: content["reply-3"].update({"fault": "x" * 10**5}), "failed: xxx"),
+        (put(w=raw(torch.full((P,), 1e-40))), None),
+        (for_another, None),
+    ],
+)
+def test_an_answer_is_refused_by_rule_or_taken_as_it_is(
+    change: Callable[[RecordDict], None], reason: str | None, tmp_path: Path
+) -> None:
+    plan = quick(5)
+    asked = next(r for r in range(1, 6) if 3 in asked_in(plan)[r - 1])
+    store, _ = play(replace(plan, rounds=asked), tmp_path, only(asked, change))
+    line = store.rounds()[asked - 1]
+    assert [refusal["client"] for refusal in line["refused"]] == ([3] if reason else [])
+    assert set(line["answered"]) == set(line["asked"]) - ({3} if reason else set())
+    if reason:
+        assert reason in line["refused"][0]["reason"]
+        assert len(line["refused"][0]["reason"]) <= 300
+
+
+@pytest.mark.parametrize("claim", [float("inf"), float("nan"), -3.0, 2**41, [1, 2]])
+def test_a_claimed_number_of_samples_that_would_spoil_a_strategys_mean_is_refused(claim: float | list[int]) -> None:
+    grid = FakeGrid(APART, 3)
+    liar = min(grid.contexts)
+
+    def claims(message: Message, context: object) -> Message:
+        metrics = MetricRecord({"num-examples": claim, "train_loss": 1.0})
+        return Message(RecordDict({"arrays": arrays(w=[100.0, 0.0]), "metrics": metrics}), reply_to=message)
+
+    grid.faults[liar] = claims
+    detector = NFLDetector(FedAvg(fraction_evaluate=0.0), 1.0, 5)
+    with heard() as said:
+        result = detector.start(grid, arrays(**ZERO), num_rounds=2)
+    assert any(f"refused node {liar}: its " in text for text in said)
+    assert np.isfinite(result.arrays["w"].numpy()).all()
+    assert detector.seen is not None
+    assert detector.seen.delta == pytest.approx(2.5)  # (-3, -4) and (0, 0) around (-1.5, -2)
