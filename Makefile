@@ -22,7 +22,7 @@ test-slow: $(VENV)/slow ## What takes longer: trackers, the page in a browser (a
 torture: $(VENV)/torture ## Kills, faults, fuzzing, long runs: half an hour; FUZZ_SECONDS=60 a parser
 	$(BIN)/python -m pytest -n 2 -rP -m 'slow or torture' $(TORTURE) --deselect $(WEB) > torture.log 2>&1; code=$$?; \
 	$(BIN)/python -m pytest -n 0 -rP -m torture $(WEB) >> torture.log 2>&1 && test $$code = 0; code=$$?; \
-	grep -a ^FIGURE torture.log; tail -3 torture.log; exit $$code
+	grep -ao 'FIGURE.*' torture.log; tail -3 torture.log; exit $$code
 
 check: $(VENV)/ready ## Format, lint, strict types, quick suite: what CI runs
 	$(BIN)/ruff format --check .

@@ -71,6 +71,7 @@ def test_methods_and_describe(lindt, tmp_path: Path) -> None:  # type: ignore[no
     assert sum(sum(one["labels"].values()) for one in found["clients"]) == sum(one["train"] for one in found["clients"])
 
 
+@pytest.mark.slow
 def test_export_is_checked_against_the_run(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     import torch
     from safetensors.torch import load_file
@@ -155,7 +156,8 @@ def test_a_run_that_exists_is_not_touched(lindt, tmp_path: Path) -> None:  # typ
     assert {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()} == kept
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_says_how_to_go_on_and_goes_on_to_the_same_bytes(lindt, tmp_path: Path, number: int) -> None:  # type: ignore[no-untyped-def]
     plan = ["--rounds", "12", *DUAL]
     command = [sys.executable, "-m", "lindt.cli", "run", "--out", "cut", *plan]

@@ -39,19 +39,19 @@ def test_tied_and_transposed_weights_are_kept_as_values() -> None:
     assert torch.equal(tensors["turned"], w.t())
 
 
-@pytest.mark.parametrize("position", range(len(SEALED)))
-def test_each_byte_counts(position: int) -> None:
-    for flipped in (0x01, 0x80, 0xFF):
-        broken = bytearray(SEALED)
-        broken[position] ^= flipped
-        with pytest.raises(BrokenError, match=r".+"):
-            unseal(bytes(broken))
+def test_each_byte_counts() -> None:
+    for position in range(len(SEALED)):
+        for flipped in (0x01, 0x80, 0xFF):
+            broken = bytearray(SEALED)
+            broken[position] ^= flipped
+            with pytest.raises(BrokenError, match=r".+"):
+                unseal(bytes(broken))
 
 
-@pytest.mark.parametrize("length", range(len(SEALED)))
-def test_cut_anywhere_it_is_broken(length: int) -> None:
-    with pytest.raises(BrokenError):
-        unseal(SEALED[:length])
+def test_cut_anywhere_it_is_broken() -> None:
+    for length in range(len(SEALED)):
+        with pytest.raises(BrokenError):
+            unseal(SEALED[:length])
 
 
 @given(st.binary(max_size=400))

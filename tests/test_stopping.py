@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 from stopping import INTERRUPTED, SECONDS, alive, children, command, finish, orphans, start, stopped, wait_for_rounds
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc"),
+]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_workers_go_with_the_run_and_it_goes_on_to_the_same_bytes(tmp_path: Path, number: signal.Signals) -> None:
     lines = tmp_path / "cut" / "rounds.jsonl"
     process = start(command("cut", 12, "processes"), tmp_path)
