@@ -45,7 +45,7 @@ class Patience:
 
     deadline: float = 600.0  # for the answers to one dispatch
     gather: float = 120.0  # for all clients to be there, before the first round
-    comeback: float = 0.0  # for a node that went away in the middle of a round; then its clients are left out
+    comeback: float = 0.0  # for a node that went away; then its clients are left out
     pause: float = 0.2  # between two looks; it grows to five times that while nothing comes
 
     def __post_init__(self) -> None:
@@ -73,6 +73,7 @@ class Flower:
         self._greeted: dict[str, int] = {}  # greetings without an answer yet: message and node
         self.said: dict[int, str] = {}
         self._gathered = False
+        self._most, self._whole = 0, 0.0  # clients met at once, and when so many were last seen
 
     def forget_after(self, round: int) -> None:
         """Nodes hear of it with their next task: the session's first round is part of every message."""
@@ -82,12 +83,14 @@ class Flower:
         """Nodes belong to whoever started them."""
 
     def available(self) -> Sequence[int]:
-        """Everyone who can be asked now. Waits for all at first, later only where there is nobody at all."""
+        """Everyone who can be asked now. Waits for all at first, later only where there is nobody at all, or for
+        those who went away less than `comeback` ago."""
         wanted = 1 if self._gathered else self._clients
         seconds = self._patience.deadline if self._gathered else self._patience.gather
         for _ in self._looks(seconds):
             self._meet()
-            if len(self._nodes()) >= wanted:
+            missed = self._gathered and time.monotonic() < self._whole + self._patience.comeback
+            if len(self._nodes()) >= (self._most if missed else wanted):
                 break
         if not self._gathered and not self._nodes():
             why = "; ".join(f"node {node}: {said}" for node, said in self.said.items())
@@ -190,6 +193,8 @@ class Flower:
             for answer in self._pulls.look(message):
                 del self._greeted[message]
                 self._hear(node, answer)
+        if len(self._nodes()) >= self._most:
+            self._most, self._whole = len(self._nodes()), time.monotonic()
 
     def _hear(self, node: int, answer: Message) -> None:
         try:

@@ -361,6 +361,20 @@ def test_a_node_lost_in_a_round_is_waited_for_as_long_as_it_may_take_to_come_bac
             assert torch.equal(reply.w, straight[i])  # type: ignore[arg-type]
 
 
+def test_a_node_lost_between_two_rounds_is_waited_for_as_well(tmp_path: Path) -> None:
+    plan = quick()
+    grid = grid_for(plan, tmp_path, "ab")
+    engine = Flower(grid, plan, problem_for(plan), Patience(300.0, 60, 200.0, 0.02))
+    assert engine.available() == [0, 1, 2, 3, 4, 5]
+    gone = grid.nodes.pop(7001)
+    threading.Timer(0.5, lambda: grid.nodes.update({7001: gone})).start()
+    assert engine.available() == [0, 1, 2, 3, 4, 5]
+    brief = Flower(grid, plan, problem_for(plan), Patience(300.0, 60, 0.3, 0.02))
+    assert brief.available() == [0, 1, 2, 3, 4, 5]
+    grid.nodes.pop(7001)
+    assert brief.available() == [3, 4, 5]  # after 0.3 s it is given up
+
+
 def test_a_node_whose_federation_is_another_says_so_and_is_left_out(tmp_path: Path) -> None:
     plan = quick()
     grid = grid_for(plan, tmp_path, "ab")

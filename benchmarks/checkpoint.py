@@ -1,0 +1,54 @@
+"""What it costs to keep the CIFAR federation's state: one checkpoint a round, one v_i a client that recovers.
+
+    .venv/bin/python benchmarks/checkpoint.py [FOLDER]     # on the disk of FOLDER
+
+Compare with the seconds of a round from `benchmarks/whole.py`. Needs no data: only the model's size matters.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+TIMES = 20
+
+
+def main(where: str | None) -> None:
+    from lindt.checkpoint import save_checkpoint
+    from lindt.federation import RunState
+    from lindt.models import Cnn
+    from lindt.recovery import RecoveryState
+    from lindt.versions import InFolder
+    from lindt.weights import read_buffers, read_w
+
+    model = Cnn().build()
+    w, buffers = read_w(model), read_buffers(model)
+    with tempfile.TemporaryDirectory(dir=where) as aside:
+        folder = Path(aside)
+        versions = InFolder(folder, "run")
+        found = {
+            "parameters": len(w),
+            "ms a checkpoint": _ms(
+                lambda r: save_checkpoint(folder / "c", RunState("run", r, w, buffers, RecoveryState()))
+            ),
+            "ms a v_i": _ms(lambda r: versions.write(0, r, (model.state_dict(), {}))),
+        }
+    sys.stdout.write(json.dumps(found) + "\n")
+
+
+def _ms(write: Callable[[int], None]) -> float:
+    taken = []
+    for round in range(1, TIMES + 1):
+        start = time.perf_counter()
+        write(round)
+        taken.append(time.perf_counter() - start)
+    return 1000 * median(taken)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else None)
