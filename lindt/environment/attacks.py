@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lindt.data.examples import Examples
-from lindt.environment.threats import Backdoor, Relabelled, Threat
+from lindt.environment.threats import Backdoor, Relabelled, Threat, require_share
 from lindt.errors import require
 from lindt.fit import LocalWork
 from lindt.seeds import seed_for
@@ -47,7 +47,7 @@ class SignFlip(_Liar):
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_share(self.share)
+        require_share(self.share)
         _require_factor(self.factor)
 
     def report(self, update_P: Tensor, seed: int, round: int) -> Tensor:
@@ -63,7 +63,7 @@ class AdditiveNoise(_Liar):
     factor: float = 3.0
 
     def __post_init__(self) -> None:
-        _require_share(self.share)
+        require_share(self.share)
         _require_factor(self.factor)
 
     def report(self, update_P: Tensor, seed: int, round: int) -> Tensor:
@@ -80,7 +80,7 @@ class FreeRider(_Liar):
     share: float = 0.2
 
     def __post_init__(self) -> None:
-        _require_share(self.share)
+        require_share(self.share)
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
         return replace(work, epochs=0, honest=False)
@@ -99,7 +99,7 @@ class Colluding(_Liar):
     agreed: int = 0  # what the direction is drawn from; it stays the same in all rounds
 
     def __post_init__(self) -> None:
-        _require_share(self.share)
+        require_share(self.share)
         _require_factor(self.factor)
         require(self.agreed >= 0, "agreed", self.agreed, "the seed of the direction is 0 or more")
 
@@ -119,7 +119,7 @@ class LabelFlip(_Liar):
     classes: int = 10
 
     def __post_init__(self) -> None:
-        _require_share(self.share)
+        require_share(self.share)
         require(self.classes >= 2, "classes", self.classes, "there are at least 2 labels to flip")
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
@@ -164,10 +164,6 @@ class ModelReplacement:
 
     def goal(self, y_n: Tensor) -> Tensor:
         return self.threat.goal(y_n)
-
-
-def _require_share(share: float) -> None:
-    require(0 <= share < 1, "share", share, "the attackers' share of the clients lies in [0, 1)")
 
 
 def _require_factor(factor: float) -> None:

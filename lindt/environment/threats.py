@@ -95,7 +95,7 @@ class Backdoor:
     per_batch: int = 3
 
     def __post_init__(self) -> None:
-        _require_share(self.share)
+        require_share(self.share)
         require(len(self.relabel) > 0, "relabel", self.relabel, "give at least one pair [from, to]")
         require(all(a != b for a, b in self.relabel), "relabel", self.relabel, "a label cannot stand for itself")
         require(all(min(pair) >= 0 for pair in self.relabel), "relabel", self.relabel, "labels are 0 or more")
@@ -133,7 +133,7 @@ class NextCharacter:
     per_batch: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        _require_share(self.share)
+        require_share(self.share)
         require(self.label >= 0, "label", self.label, "labels are 0 or more")
         require(self.epochs >= 1, "epochs", self.epochs, "an attacker trains for at least 1 epoch")
 
@@ -183,5 +183,5 @@ class Until:
         return self.threat.goal(y_n)
 
 
-def _require_share(share: float) -> None:
+def require_share(share: float) -> None:
     require(0 <= share < 1, "share", share, "the attackers' share of the clients lies in [0, 1)")

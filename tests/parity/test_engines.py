@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from stopping import alive
 from worlds import tiny, tiny_runtime
 
 from lindt.engines.base import Task
@@ -25,14 +26,6 @@ from lindt.methods import METHODS
 from lindt.plan import Alone, Plan
 from lindt.problem import problem_for
 from lindt.tasks import load_task
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize(
