@@ -129,7 +129,7 @@ def test_every_scale_keeps_the_rule_of_rounds(scale: str, task: str) -> None:
 
 
 def test_what_is_reduced_is_said() -> None:
-    assert reduced("cifar", "paper") == "scored every 10 rounds and in the last 10"
+    assert reduced("cifar", "paper") == "scored in every 10th round (FB not) and in each of the last 10"
     size = SIZES["cpu", "cifar"]
     assert f"{size.rounds} rounds (500)" in reduced("cifar", "cpu")
     assert "parameters (940,362)" in reduced("cifar", "cpu")
@@ -197,3 +197,9 @@ def test_the_catalog_names_worlds_that_exist() -> None:
 def test_the_key_of_a_plan_is_what_it_was(task: str, key: str) -> None:
     """Results are kept by it. A new field of a plan goes into keys.ADDED with the value at which it changes nothing."""
     assert content_key(paper(task, method="lindt"))[:12] == key
+
+
+def test_fb_is_scored_at_the_end_only() -> None:
+    fb, fedavg = (plan_for("cifar", "nfl", method, "cpu", 0) for method in ("fb", "fedavg"))
+    assert [r for r in range(1, 101) if fb.scored(r)] == [96, 97, 98, 99, 100]
+    assert [r for r in range(1, 101) if fedavg.scored(r)] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 96, 97, 98, 99, 100]
