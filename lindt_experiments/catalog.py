@@ -58,10 +58,12 @@ _ALL = (
     _table(12, "SHAKE: varying the share of attackers"),
     _table(13, "SHAKE: varying sigma"),
     Exhibit("figure1", "traces of four clients over a few real rounds; no run is kept", "traces", number=1),
-    _figure(3, "Delta; recovery under two stopping rules", "cifar", {"nfl": RECOVERIES, "normal": ("fedavg",)}),
+    _figure(
+        3, "Delta; recovery under two stopping rules", "cifar", {"nfl-long": RECOVERIES, "normal-long": ("fedavg",)}
+    ),
     _figure(5, "local accuracy over the rounds", "both", {"nfl": ("fedavg", "apfl", "lindt")}),
     _figure(6, "Delta on SHAKE", "shake", {"nfl": ("fedavg",), "normal": ("fedavg",)}),
-    _figure(7, "Delta in three processes", "cifar", {"nfl": ("fedavg", "runtime", "runtime-once")}),
+    _figure(7, "Delta in three processes", "cifar", {"nfl-long": ("fedavg", "runtime", "runtime-once")}),
     _figure(8, "Delta where the attacks end", "cifar", {"lifted": ("fedavg", "runtime", "runtime-quiet", "lindt")}),
     _figure(9, "recovery where the attacks end", "cifar", {"lifted": ("fedavg", "runtime", "runtime-quiet", "lindt")}),
     Exhibit(

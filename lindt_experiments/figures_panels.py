@@ -10,7 +10,7 @@ from typing import Literal, final
 from matplotlib.axes import Axes
 
 from lindt_experiments.claims_delta import LIFTED as LIFTED_AT
-from lindt_experiments.claims_delta import deltas
+from lindt_experiments.claims_delta import TWO_WORLDS, deltas
 from lindt_experiments.claims_judging import Cell
 from lindt_experiments.claims_series import curve_of
 from lindt_experiments.figures_style import (
@@ -89,9 +89,8 @@ NFL, NORMAL = Line("NFL", PINK), Line("normal FL", BLUE, "--")
 
 
 def _two_worlds(title: str, task: str, after: float = 0.0) -> Panel:
-    return Panel(
-        title, "delta", {_cell(task, "nfl", "fedavg"): NFL, _cell(task, "normal", "fedavg"): NORMAL}, after=after
-    )
+    nfl, normal = (_cell(task, world, "fedavg") for world in TWO_WORLDS[task])
+    return Panel(title, "delta", {nfl: NFL, normal: NORMAL}, after=after)
 
 
 def _over_rounds(title: str, task: str) -> Panel:
@@ -100,11 +99,11 @@ def _over_rounds(title: str, task: str) -> Panel:
 
 
 def _process(title: str, method: str) -> Panel:
-    cell = _cell("cifar", "nfl", method)
+    cell = _cell("cifar", "nfl-long", method)
     return Panel(title, "delta", {cell: Line("Δ", PINK)}, () if method == "fedavg" else (cell,))
 
 
-_PERSISTS, _ONCE = _cell("cifar", "nfl", "runtime"), _cell("cifar", "nfl", "runtime-once")
+_PERSISTS, _ONCE = _cell("cifar", "nfl-long", "runtime"), _cell("cifar", "nfl-long", "runtime-once")
 _LIFTED = {m: _cell("cifar", "lifted", m) for m in ("fedavg", "lindt", "runtime", "runtime-quiet")}
 
 PANELS: dict[str, Panel] = {
@@ -112,7 +111,7 @@ PANELS: dict[str, Panel] = {
     "3b": Panel(
         "(b) CIFAR: recovery at run time",
         "local",
-        {_cell("cifar", "nfl", "lindt"): ALL_TIME, _PERSISTS: PERSISTS, _ONCE: ONCE},
+        {_cell("cifar", "nfl-long", "lindt"): ALL_TIME, _PERSISTS: PERSISTS, _ONCE: ONCE},
         (_PERSISTS, _ONCE),
     ),
     "5a": _over_rounds("(a) CIFAR", "cifar"),

@@ -67,7 +67,7 @@ def outcome_of(folder: Path, cell: Cell, scale: str, origin: Origin) -> Outcome:
     """What the finished run in a folder left."""
     store = Store.open(folder)
     plan, summary, lines = store.plan(), store.summary(), store.rounds()
-    size, recovery = size_of(cell.task, scale), plan.method.recovery
+    size, recovery = size_of(cell.task, scale, cell.world), plan.method.recovery
     detection = recovery if isinstance(recovery, OnDetection) else size
     scored = [line for line in lines if line["scores"]]
     last = scored[-plan.scoring.last :]
@@ -98,7 +98,7 @@ def outcome_of(folder: Path, cell: Cell, scale: str, origin: Origin) -> Outcome:
         commit=origin.commit,
         date=origin.date,
         seconds=round(sum(line["seconds"] for line in read_lines(folder / "timing.jsonl")), 1),
-        reduced=reduced(cell.task, scale),
+        reduced=reduced(cell.task, scale, cell.world),
     )
 
 

@@ -16,7 +16,7 @@ from lindt.models import Cnn, Lstm, Model, parameters_of
 from lindt.plan import Alone, Plan, Scoring
 from lindt_experiments.outcomes import SCALES
 from lindt_experiments.variants import ALONE, Detection, variant
-from lindt_experiments.worlds import check_world, in_world, one_name
+from lindt_experiments.worlds import LONG, check_world, in_world, one_name
 
 LENGTH = {"cifar": 500, "shake": 100}  # the paper's rounds, over which the rate's decay is 0.992 a round
 DECAY = 0.992
@@ -39,6 +39,7 @@ class Size:
     quiet: int = 10  # rounds of the third stopping rule
     alone: Alone = field(default_factory=Alone)
     scoring: Scoring = field(default_factory=Scoring)  # every 10th round and the last 10
+    longer: int = 1  # times the rounds, in the worlds that are LONG
     floor: int = 10  # test samples that every client has
     least: int = 0  # windows that a role needs to be a client
     fine_tuning: int = 0  # epochs of FB; 0: the paper's
@@ -82,6 +83,7 @@ SIZES: dict[tuple[str, str], Size] = {
         epsilon=0.25,
         alone=Alone(epochs=40, patience=10),
         scoring=Scoring(every=10, last=5),
+        longer=3,  # everyone is treated within some 45 rounds, which is all that 100 leave after detection
     ),
     ("cpu", "shake"): Size(
         source="shakespeare",
@@ -126,17 +128,18 @@ SIZES: dict[tuple[str, str], Size] = {
 }
 
 
-def size_of(task: str, scale: str) -> Size:
+def size_of(task: str, scale: str, world: str = "nfl") -> Size:
     if scale not in SCALES:
         raise UserError(f"--scale {scale}: choose among {', '.join(SCALES)}")
-    return SIZES[scale, task]
+    size = SIZES[scale, task]
+    return replace(size, rounds=size.rounds * size.longer) if world in LONG else size
 
 
 @cache
 def plan_for(task: str, world: str, method: str, scale: str, seed: int) -> Plan:
     """The plan of one cell of the evaluation: the task's preset, at a scale, in a world, by a method."""
     check_world(task, world)
-    size = size_of(task, scale)
+    size = size_of(task, scale, world)
     base = _sized(presets.resolve(f"{task}-nfl", seed=seed), task, size)
     plan = in_world(base, task, world)
     trimmed = plan.environment.threat.share or base.environment.threat.share
@@ -181,9 +184,9 @@ PICTURES = {
 CLASSES = {"cifar": 10, "shake": 80}
 
 
-def reduced(task: str, scale: str) -> str:
+def reduced(task: str, scale: str, world: str = "nfl") -> str:
     """What is smaller than in the paper, in words, the paper's value in brackets."""
-    mine, papers = size_of(task, scale), SIZES["paper", task]
+    mine, papers = size_of(task, scale, world), SIZES["paper", task]
     weights = [parameters_of(size.model.build(CLASSES[task])) for size in (mine, papers)]
     every = f"one window in {mine.text.stride} (all)"
     said = {

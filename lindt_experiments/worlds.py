@@ -16,6 +16,7 @@ WORLDS: dict[str, tuple[str, ...]] = {
     "cifar": (
         "nfl",  # Tables 2 and 9: Mixed, 10% active, 20% attackers, sigma = 0.001
         "normal",  # IID, no attackers
+        *("nfl-long", "normal-long"),  # Figures 3 and 7: these two, over more rounds where a scale is short
         *("iid", "classes-10", "classes-5", "classes-2"),  # Table 4, with the attackers
         *("active-0.9", "active-0.7", "active-0.5", "active-0.3"),  # Table 5
         *("attack-0", "attack-0.1"),  # Table 6
@@ -32,6 +33,8 @@ WORLDS: dict[str, tuple[str, ...]] = {
     ),
 }
 LIFTED = 0.7  # of the rounds: the paper's round 350 of 500
+# Where recovery begins after half of the rounds and ends before the last: a short run has no room for it.
+LONG = ("nfl-long", "normal-long", "lifted")
 
 
 def check_world(task: str, world: str) -> None:
@@ -49,7 +52,7 @@ def one_name(task: str, world: str) -> str:
 def in_world(plan: Plan, task: str, world: str) -> Plan:
     """The task's default plan moved into another environment."""
     check_world(task, world)
-    kind, _, value = one_name(task, world).partition("-")
+    kind, _, value = one_name(task, world).removesuffix("-long").partition("-")
     if kind == "active":
         return _environment(plan, participation=Sampled(rate=float(value)))
     if kind == "sigma":

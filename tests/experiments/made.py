@@ -94,8 +94,14 @@ def as_in_the_figures(seed: int = 0) -> list[Outcome]:
     detected = {"detected_at": (51,)}
     return [
         *runs,
-        made("cifar", "nfl", "runtime", seed, local=80, beta=6, curve=RECOVERING, **detected),
-        made("cifar", "nfl", "runtime-once", seed, local=60, beta=-14, curve=FALLING, stopped_at=(70,), **detected),
+        made("cifar", "nfl-long", "fedavg", seed, local=56, beta=-18, curve=ROUGH, delta=HIGH),
+        made("cifar", "normal-long", "fedavg", seed, local=73, beta=30, curve=SMOOTH, delta=LOW),
+        made("cifar", "nfl-long", "lindt", seed, local=82, beta=8, curve=SMOOTH, delta=HIGH),
+        made("cifar", "nfl-long", "runtime", seed, local=80, beta=6, curve=RECOVERING, **detected),
+        made(
+            "cifar", "nfl-long", "runtime-once", seed,
+            local=60, beta=-14, curve=FALLING, stopped_at=(70,), **detected,
+        ),
         made("cifar", "lifted", "fedavg", seed, local=64, beta=-1, curve=ROUGH, delta=LIFTED),
         made("cifar", "lifted", "lindt", seed, local=77, beta=12, curve=SMOOTH, delta=LIFTED),
         made("cifar", "lifted", "runtime", seed, local=76, beta=11, curve=RECOVERING, delta=LIFTED, **detected),
@@ -120,8 +126,11 @@ def against_the_figures() -> list[Outcome]:
     detected, dead = {"detected_at": (51,)}, [0.001] * 100
     return [
         *runs,
-        made("cifar", "nfl", "runtime", local=70, beta=-4, curve=falls, delta=dead, **detected),
-        made("cifar", "nfl", "runtime-once", local=90, beta=16, curve=rises, stopped_at=(70,), **detected),
+        made("cifar", "nfl-long", "fedavg", local=82, beta=8, curve=SMOOTH, delta=LOW),
+        made("cifar", "normal-long", "fedavg", local=56, beta=-18, curve=ROUGH, delta=HIGH),
+        made("cifar", "nfl-long", "lindt", local=56, beta=-18, curve=ROUGH),
+        made("cifar", "nfl-long", "runtime", local=70, beta=-4, curve=falls, delta=dead, **detected),
+        made("cifar", "nfl-long", "runtime-once", local=90, beta=16, curve=rises, stopped_at=(70,), **detected),
         made("cifar", "lifted", "fedavg", local=80, beta=8),
         made("cifar", "lifted", "runtime", local=60, beta=-8, **detected),
         made("cifar", "lifted", "runtime-quiet", local=70, beta=2, delta=HIGH, **detected),

@@ -150,11 +150,11 @@ def test_shakespeare_without_attackers_is_its_normal_fl_under_either_name() -> N
 
 
 def test_delta_is_compared_only_at_the_same_size_and_noise() -> None:
-    nfl = made(delta=[0.2] * 100)
+    nfl = made(world="nfl-long", delta=[0.2] * 100)
     for other, why in (
-        (made(world="normal", delta=[0.01] * 100, noise=2.0), "noise of norm 1.00 and 2.00"),
-        (made(world="normal", delta=[0.01] * 50, rounds=50), "rounds 100 and 50"),
-        (made(world="normal", delta=[0.01] * 100, epsilon=0.2), "epsilon 0.1 and 0.2"),
+        (made(world="normal-long", delta=[0.01] * 100, noise=2.0), "noise of norm 1.00 and 2.00"),
+        (made(world="normal-long", delta=[0.01] * 50, rounds=50), "rounds 100 and 50"),
+        (made(world="normal-long", delta=[0.01] * 100, epsilon=0.2), "epsilon 0.1 and 0.2"),
     ):
         for id in ("cifar-delta", "cifar-detection"):
             row = rows([nfl, other])[id]
@@ -163,17 +163,17 @@ def test_delta_is_compared_only_at_the_same_size_and_noise() -> None:
 
 
 def test_detection_needs_a_control_that_stays_silent() -> None:
-    nfl = made(delta=[0.2] * 100)
+    nfl = made(world="nfl-long", delta=[0.2] * 100)
     assert rows([nfl])["cifar-detection"].verdict == "not run"
-    silent, loud = (made(world="normal", delta=[value] * 100) for value in (0.05, 0.15))
+    silent, loud = (made(world="normal-long", delta=[value] * 100) for value in (0.05, 0.15))
     row = rows([nfl, silent])["cifar-detection"]
     assert (row.verdict, row.numbers) == ("holds", "NFL fires in round 51 of 100, control stays silent")
     assert rows([nfl, loud])["cifar-detection"].verdict == "fails"
 
 
 def test_seeds_that_disagree_about_delta_leave_it_undecided() -> None:
-    normal = seeds("cifar", "normal", "fedavg", {"delta": [0.01] * 100}, {"delta": [0.01] * 100})
-    nfl = seeds("cifar", "nfl", "fedavg", {"delta": [0.2] * 100}, {"delta": [0.05] * 100})
+    normal = seeds("cifar", "normal-long", "fedavg", {"delta": [0.01] * 100}, {"delta": [0.01] * 100})
+    nfl = seeds("cifar", "nfl-long", "fedavg", {"delta": [0.2] * 100}, {"delta": [0.05] * 100})
     row = rows([*normal, *nfl])["cifar-detection"]
     assert row.verdict == "undecided"
     assert row.numbers.startswith("seed 0: NFL fires in round 51 of 100, control stays silent\nseed 1: NFL stays")
@@ -181,12 +181,14 @@ def test_seeds_that_disagree_about_delta_leave_it_undecided() -> None:
 
 def test_rounds_without_an_update_do_not_count() -> None:
     gap = [None if r % 2 else 0.2 for r in range(100)]  # 50 rounds above, and r' is 50: not more than r'
-    normal = made(world="normal", delta=[0.01] * 100)
-    assert "NFL stays silent" in rows([made(delta=gap), normal])["cifar-detection"].numbers
+    normal = made(world="normal-long", delta=[0.01] * 100)
+    assert "NFL stays silent" in rows([made(world="nfl-long", delta=gap), normal])["cifar-detection"].numbers
 
 
 def test_a_run_that_never_stopped_shows_no_fall() -> None:
-    row = rows([made(method="runtime-once", local=80.0, beta=6.0, detected_at=(51,))])["cifar-once-falls-back"]
+    row = rows([made(world="nfl-long", method="runtime-once", local=80.0, beta=6.0, detected_at=(51,))])[
+        "cifar-once-falls-back"
+    ]
     assert (row.verdict, row.numbers) == ("undecided", "everyone once at the stop: no seed has it")
 
 

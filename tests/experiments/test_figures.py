@@ -59,7 +59,9 @@ def test_delta_in_both_worlds_with_epsilon() -> None:
 
 def test_several_seeds_are_a_mean_and_a_band() -> None:
     outcomes = [
-        made(world=world, seed=seed, delta=[0.1 * (seed + 1)] * 100) for world in ("nfl", "normal") for seed in range(3)
+        made(world=world, seed=seed, delta=[0.1 * (seed + 1)] * 100)
+        for world in ("nfl-long", "normal-long")
+        for seed in range(3)
     ]
     (axes,) = draw("3a", outcomes, "cpu").axes
     assert list(points(axes, "NFL").values()) == pytest.approx([0.2] * 100)
@@ -129,8 +131,10 @@ def test_every_curve_can_be_told_without_its_colour() -> None:
 
 
 def test_what_is_missing_is_said_with_the_command(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not run yet: cifar normal fedavg; make it with `lindt reproduce figure3 "):
-        draw("3a", [made()], "cpu")
+    with pytest.raises(
+        UserError, match="not run yet: cifar normal-long fedavg; make it with `lindt reproduce figure3 "
+    ):
+        draw("3a", [made(world="nfl-long")], "cpu")
     with pytest.raises(UserError, match=r"figure 1 at scale cpu: not run yet: normal, .* `lindt reproduce figure1 "):
         write("1", tmp_path, "cpu", tmp_path)
     with pytest.raises(UserError, match="figure '4': choose among 1, 3, 3a"):
@@ -139,12 +143,12 @@ def test_what_is_missing_is_said_with_the_command(tmp_path: Path) -> None:
 
 def test_runs_of_different_sizes_are_not_drawn_together() -> None:
     with pytest.raises(UserError, match="its runs of cifar are of different sizes"):
-        draw("3a", [made(), made(world="normal", reduced="something else")], "cpu")
+        draw("3a", [made(world="nfl-long"), made(world="normal-long", reduced="something else")], "cpu")
 
 
 def test_scales_are_not_mixed() -> None:
     with pytest.raises(UserError, match="not run yet"):
-        draw("3a", [made(), made(world="normal", scale="paper")], "cpu")
+        draw("3a", [made(world="nfl-long"), made(world="normal-long", scale="paper")], "cpu")
 
 
 def test_files_say_what_made_them_and_come_out_the_same(kept: Path, tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_files_say_what_made_them_and_come_out_the_same(kept: Path, tmp_path: Pa
         "Figure 3: detection of NFL and recovery.",
         "scale: cpu, seed 0.",
         "Reduced: everything.",
-        "cifar nfl fedavg, seed 0: lindt reproduce made, commit 0123456789ab, 2021-05-06",
+        "cifar nfl-long fedavg, seed 0: lindt reproduce made, commit 0123456789ab, 2021-05-06",
         "Drawn by: lindt figure 3 --scale cpu",
     ):
         assert words in caption
@@ -187,6 +191,6 @@ def test_neither_torch_nor_pyplot_is_imported(kept: Path, tmp_path: Path) -> Non
 
 
 def test_delta_below_zero_is_seen() -> None:
-    outcomes: list[Outcome] = [made(world=world, delta=[-0.2, *HIGH[1:]]) for world in ("nfl", "normal")]
+    outcomes: list[Outcome] = [made(world=world, delta=[-0.2, *HIGH[1:]]) for world in ("nfl-long", "normal-long")]
     (axes,) = draw("3a", outcomes, "cpu").axes
     assert axes.get_ylim()[0] == pytest.approx(-0.2)

@@ -50,8 +50,10 @@ def test_every_plan_of_the_evaluation_can_be_read_from_its_file() -> None:
     for scale in SCALES:
         plans = [plan_for(*cell, scale=scale, seed=0) for cell in cells]
         assert all(from_dict(to_dict(plan)) == plan for plan in plans)
-        if scale == "paper":  # each cell is a plan of its own, but that SHAKE's normal FL is that of 0% attackers
-            assert len({content_key(plan) for plan in plans}) == len(cells) - 2
+        # Each cell is a plan of its own, but that SHAKE's normal FL is that of 0% attackers (2 methods), and that a long
+        # world is its short one where the scale is long enough (3 cells are in a table as well).
+        if scale == "paper":
+            assert len({content_key(plan) for plan in plans}) == len(cells) - 2 - 3
 
 
 def changed(world: str, task: str = "cifar") -> set[str]:
@@ -87,7 +89,7 @@ def test_worlds_by_hand() -> None:
     balanced = paper("shake", "balanced").data
     assert (balanced.allocation, balanced.text.split) == (Balanced(least=10_000), "shuffled")
     assert plan_for("cifar", "lifted", "fedavg", "cpu", 0).environment.threat == Until(
-        round(0.7 * SIZES["cpu", "cifar"].rounds), Backdoor()
+        round(0.7 * 3 * SIZES["cpu", "cifar"].rounds), Backdoor()
     )
 
 
@@ -203,3 +205,15 @@ def test_fb_is_scored_at_the_end_only() -> None:
     fb, fedavg = (plan_for("cifar", "nfl", method, "cpu", 0) for method in ("fb", "fedavg"))
     assert [r for r in range(1, 101) if fb.scored(r)] == [96, 97, 98, 99, 100]
     assert [r for r in range(1, 101) if fedavg.scored(r)] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 96, 97, 98, 99, 100]
+
+
+def test_long_worlds_differ_from_the_short_ones_in_length_alone() -> None:
+    for long, short in (("nfl-long", "nfl"), ("normal-long", "normal")):
+        assert content_key(paper("cifar", long)) == content_key(paper("cifar", short))  # played once
+        one, other = (plan_for("cifar", world, "runtime", "cpu", 0) for world in (long, short))
+        assert (one.rounds, other.rounds) == (300, 100)
+        assert isinstance(one.method.recovery, OnDetection)
+        assert one.method.recovery.patience == 150
+        assert one.training.decay**300 == pytest.approx(other.training.decay**100)
+        assert (one.data, one.model, one.environment) == (other.data, other.model, other.environment)
+    assert "300 rounds (500)" in reduced("cifar", "cpu", "nfl-long")
