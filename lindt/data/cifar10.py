@@ -8,6 +8,7 @@ import struct
 import tarfile
 import zlib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,15 @@ def _from_official(path: Path) -> dict[str, Array]:
 
 def prepare(x: Tensor) -> Tensor:
     """Bytes to normalised floats; height x width x channel in memory is channels last already."""
-    return x.float().div_(255).sub_(MEAN).div_(STD).permute(0, 3, 1, 2)  # of a copy: bytes become floats
+    mean, std = _along(x[0].numel())
+    floats = x.flatten(1).float().div_(255).sub_(mean).div_(std)  # of a copy: bytes become floats
+    return floats.view(x.shape).permute(0, 3, 1, 2)
+
+
+@cache
+def _along(numbers: int) -> tuple[Tensor, Tensor]:
+    """MEAN and STD once for each number of a picture: adding three at a time takes four times as long."""
+    return MEAN.repeat(numbers // 3), STD.repeat(numbers // 3)
 
 
 def cifar10(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:

@@ -82,6 +82,11 @@ def test_pictures_are_normalised_and_lie_channels_last() -> None:
     assert found[0, :, 0, 0].tolist() == pytest.approx(
         [(1 - 0.4914) / 0.2470, (1 - 0.4822) / 0.2435, (1 - 0.4465) / 0.2616]
     )
+    bytes_ = torch.arange(2 * 16 * 16 * 3).remainder(251).to(torch.uint8).view(2, 16, 16, 3)
+    plain = (bytes_.permute(0, 3, 1, 2) / 255 - torch.tensor([0.4914, 0.4822, 0.4465])[:, None, None]) / torch.tensor(
+        [0.2470, 0.2435, 0.2616]
+    )[:, None, None]
+    assert torch.equal(cifar10.prepare(bytes_), plain)
 
 
 def test_a_pixel_of_half_the_side_is_the_mean_of_four() -> None:
