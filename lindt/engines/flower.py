@@ -5,12 +5,12 @@ Grid only carries. Clients live on nodes; which node holds which clients, each n
 
 Limits: a round is closed by its deadline or by the last answer, also where `over_select` asked more than K. The
 clients of one node answer together, with its slowest. Messages that a dead node had already taken are lost; its clients
-are then missing from the round, or asked again where `comeback` gives it the time to return.
+are then missing from the round, or asked again where `comeback` gives it the time to return. With `comeback`, a node
+that is slow to answer is asked now and then whether it is still the one that was given the task.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import Final, final
 
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from lindt.engines.base import Reply, Task
+from lindt.engines.flower_meeting import Meeting
 from lindt.engines.flower_pulling import Pulls
 from lindt.engines.flower_scores import Expected
 from lindt.engines.flower_wire import Session, failed, pack_tasks, unpack_replies
@@ -34,8 +36,8 @@ from lindt.weights import read_w
 
 # The handler of each kind of task on a node.
 TYPES: Final = {"train": "train", "evaluate": "evaluate", "private": "train.alone"}
-GREETING: Final = "query.clients"
 GONE: Final = 5.0  # seconds between two looks whether the nodes that owe an answer are still there
+DOUBT: Final = 20.0  # seconds of silence after which such a node is asked about; then twice as many, and so on
 
 
 @final
@@ -54,8 +56,27 @@ class Patience:
 
 
 @final
+@dataclass
+class Owed:
+    """Tasks that a node was given in one message, and the life it had then."""
+
+    node: int
+    tasks: list[Task]
+    life: str | None
+    doubted: float  # when to ask about the node
+    doubt: float = DOUBT
+
+    def in_doubt(self) -> bool:
+        if time.monotonic() < self.doubted:
+            return False
+        self.doubt *= 2
+        self.doubted = time.monotonic() + self.doubt
+        return True
+
+
+@final
 class Flower:
-    """Engine over a Grid. `said` tells, by node, what is wrong with the nodes that cannot take part."""
+    """Engine over a Grid."""
 
     def __init__(self, grid: Grid, plan: Plan, problem: Problem, patience: Patience | None = None) -> None:
         torch.set_num_threads(plan.threads)  # as in-process: the server's sums must have the same last bits
@@ -69,11 +90,8 @@ class Flower:
         outputs = forward_all(model.eval(), test, torch.device("cpu"))
         alone = counted_clients(plan, range(self._clients)) if plan.alone.private else frozenset()
         self._expected = Expected(metric, metric.tally(outputs, test.labels).numel(), alone)
-        self._held: dict[int, frozenset[int]] = {}  # by node, in the order they were met
-        self._greeted: dict[str, int] = {}  # greetings without an answer yet: message and node
-        self.said: dict[int, str] = {}
+        self.meeting = Meeting(grid, self._pulls, self._send, self._clients, self._parameters)
         self._gathered = False
-        self._most, self._whole = 0, 0.0  # clients met at once, and when so many were last seen
 
     def forget_after(self, round: int) -> None:
         """Nodes hear of it with their next task: the session's first round is part of every message."""
@@ -88,74 +106,84 @@ class Flower:
         wanted = 1 if self._gathered else self._clients
         seconds = self._patience.deadline if self._gathered else self._patience.gather
         for _ in self._looks(seconds):
-            self._meet()
-            missed = self._gathered and time.monotonic() < self._whole + self._patience.comeback
-            if len(self._nodes()) >= (self._most if missed else wanted):
+            self.meeting.look()
+            missed = self.meeting.missed(self._patience.comeback) if self._gathered else 0
+            if len(self.meeting.nodes()) >= (missed or wanted):
                 break
-        if not self._gathered and not self._nodes():
-            why = "; ".join(f"node {node}: {said}" for node, said in self.said.items())
+        if not self._gathered and not self.meeting.nodes():
+            why = "; ".join(f"node {node}: {said}" for node, said in self.meeting.said.items())
             raise UserError(
                 f"no client came within {seconds:g} s; start SuperNodes that hold some, or raise --gather"
                 + (f" ({why})" if why else "")
             )
         self._gathered = True
-        return sorted(self._nodes())
+        return sorted(self.meeting.nodes())
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         """Replies as they come, until all are there or the deadline has passed. A node's clients share a message."""
         by_node: dict[int, list[Task]] = {}
-        nodes = self._nodes()
+        nodes = self.meeting.nodes()
         for task in tasks:
             if task.client not in nodes:
                 yield failed(task, "is not connected")
             else:
                 by_node.setdefault(nodes[task.client], []).append(task)
-        waiting: dict[str, tuple[int, list[Task]]] = {}
+        waiting: dict[str, Owed] = {}
         away: list[tuple[float, list[Task]]] = []  # whose node is gone, and until when it may come back
         for node, group in by_node.items():
-            message = self._give(group, node)
-            if message is None:
+            if not self._give(group, node, waiting):
                 yield from (failed(task, "could not be sent its task") for task in group)
-            else:
-                waiting[message] = node, group
         checked = time.monotonic()
         for _ in self._looks(self._patience.deadline):
             if time.monotonic() - checked > GONE:
                 checked = time.monotonic()
-                self._meet()
-            for message, (node, group) in list(waiting.items()):
-                replies = self._pull(message, group)
-                if replies or node not in self._held:
+                self._look_after(waiting)
+            for message, owed in list(waiting.items()):
+                replies = self._pull(message, owed)
+                lost = self.meeting.life(owed.node) != owed.life
+                if replies or lost:
                     del waiting[message]
                     yield from replies
-                if not replies and node not in self._held:
-                    away.append((time.monotonic() + self._patience.comeback, group))
+                if lost and not replies:
+                    away.append((time.monotonic() + self._patience.comeback, owed.tasks))
             for until, group in list(away):
-                found = {self._nodes().get(task.client) for task in group}
+                found = {self.meeting.nodes().get(task.client) for task in group}
                 back = found.pop() if len(found) == 1 else None
-                again = self._give(group, back) if back is not None else None
-                if again is not None and back is not None:
-                    waiting[again] = back, group  # what it took before is lost; the same task has the same result
-                elif time.monotonic() >= until:
+                # What it took before is lost; the same task has the same result.
+                if back is None or not self._give(group, back, waiting):
+                    if time.monotonic() < until:
+                        continue
                     yield from (failed(task, "its node is gone") for task in group)
-                else:
-                    continue
                 away.remove((until, group))
             if not waiting and not away:
                 return
         self._pulls.give_up(list(waiting))
 
-    def _give(self, group: list[Task], node: int) -> str | None:
-        return self._send(pack_tasks(group, self._session), TYPES[group[0].kind], node, group[0].round)
+    def _look_after(self, waiting: dict[str, Owed]) -> None:
+        """Whether the nodes that owe an answer are there, and still the same."""
+        if self._patience.comeback:
+            for node in {owed.node for owed in waiting.values() if owed.in_doubt()}:
+                self.meeting.greet(node)
+        self.meeting.look()
 
-    def _pull(self, message: str, tasks: Sequence[Task]) -> list[Reply]:
+    def _give(self, group: list[Task], node: int, waiting: dict[str, Owed]) -> bool:
+        content, kind = pack_tasks(group, self._session), TYPES[group[0].kind]
+        message = self._send(content, kind, node, group[0].round)
+        if message is not None:
+            waiting[message] = Owed(node, group, self.meeting.life(node), time.monotonic() + DOUBT)
+        return message is not None
+
+    def _pull(self, message: str, owed: Owed) -> list[Reply]:
         try:
             found = self._pulls.look(message)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             # One by one, so that a message nobody can read spoils only itself. What the Grid raises when the
             # SuperLink is gone is of another kind and ends the run, which then is resumed.
-            return [failed(task, f"sent what is no message: {error}") for task in tasks]
-        return unpack_replies(found[0], tasks, self._expected) if found else []
+            return [failed(task, f"sent what is no message: {error}") for task in owed.tasks]
+        if found and found[0].has_error() and found[0].error.code == ErrorCode.NODE_UNAVAILABLE:
+            self.meeting.forget(owed.node)  # the SuperLink has missed it before us
+            return []
+        return unpack_replies(found[0], owed.tasks, self._expected) if found else []
 
     def _looks(self, seconds: float) -> Iterator[None]:
         """Once at least, then again and again until time is up; whoever has seen enough breaks off."""
@@ -173,43 +201,3 @@ class Flower:
         message = Message(content, node, kind, ttl=self._patience.deadline + 10, group_id=str(round))
         sent = list(self._grid.push_messages([message]))
         return sent[0] if sent and sent[0] else None
-
-    def _nodes(self) -> dict[int, int]:
-        """The node of each client; where two claim the same, the one met last: a restarted node has a new name."""
-        return {client: node for node, clients in self._held.items() for client in clients}
-
-    def _meet(self) -> None:
-        """Greet nodes that are new, hear those greeted before, forget those that are gone."""
-        there = set(self._grid.get_node_ids())
-        self._held = {node: clients for node, clients in self._held.items() if node in there}
-        self.said = {node: said for node, said in self.said.items() if node in there}
-        self._greeted = {message: node for message, node in self._greeted.items() if node in there}
-        known = {*self._held, *self._greeted.values(), *self.said}
-        for node in sorted(there - known):
-            greeting = self._send(RecordDict({"greeting": ConfigRecord({})}), GREETING, node, 0)
-            if greeting:
-                self._greeted[greeting] = node
-        for message, node in list(self._greeted.items()):
-            for answer in self._pulls.look(message):
-                del self._greeted[message]
-                self._hear(node, answer)
-        if len(self._nodes()) >= self._most:
-            self._most, self._whole = len(self._nodes()), time.monotonic()
-
-    def _hear(self, node: int, answer: Message) -> None:
-        try:
-            if answer.has_error():
-                raise ValueError(answer.error.reason)
-            about = json.loads(str(dict(answer.content.config_records["clients"])["about"]))
-            clients, shape = frozenset(about["held"]), (about["clients"], about["parameters"])
-            if shape != (self._clients, self._parameters):
-                raise ValueError(
-                    f"its federation has {shape[0]} clients and {shape[1]} weights, this one {self._clients} and "
-                    f"{self._parameters}"
-                )
-            if not all(type(i) is int and 0 <= i < self._clients for i in clients):
-                raise ValueError(f"holds clients that are none of 0 to {self._clients - 1}")
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            self.said[node] = " ".join(str(error).split())[:300]
-        else:
-            self._held[node] = clients

@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
+import secrets
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from lindt.problem import problem_for
 from lindt.tasks import load_task
 from lindt.versions import forget_after
 from lindt.weights import read_w
+
+LIFE = "lindt-life"
 
 
 @final
@@ -90,8 +93,16 @@ def greet(message: Message, context: Context) -> Message:
         "held": node.held,
         "clients": clients,
         "parameters": read_w(engine.clients[0].place.shared).numel(),
+        "life": _life(context),
     }
     return Message(RecordDict({"clients": ConfigRecord({"about": json.dumps(about)})}), reply_to=message)
+
+
+def _life(context: Context) -> str:
+    """A word that the SuperNode keeps as long as it lives: a killed one has lost it, with the tasks it had taken."""
+    if LIFE not in context.state:
+        context.state[LIFE] = ConfigRecord({"word": secrets.token_hex(8)})
+    return str(context.state.config_records[LIFE]["word"])
 
 
 def answer(message: Message, context: Context) -> Message:

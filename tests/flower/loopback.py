@@ -32,6 +32,7 @@ class Loopback(Grid):
         # A message takes its sender from the process's identity, which a SuperLink would have set.
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.app, self.nodes, self.run_config, self.spoil = app, dict(nodes), run_config, spoil
+        self.states: dict[int, RecordDict] = {}  # what each SuperNode keeps in memory; taken out, it was restarted
         self.sent: list[Message] = []
         self.replies: dict[str, Message] = {}
         self.pulled: list[Message] = []
@@ -68,7 +69,8 @@ class Loopback(Grid):
         node = message.metadata.dst_node_id
         if node not in self.nodes:
             return None
-        context = Context(1, node, self.nodes[node], RecordDict(), self.run_config)
+        state = self.states.setdefault(node, RecordDict())
+        context = Context(1, node, self.nodes[node], state, self.run_config)
         try:
             reply = self.app(message, context)
         except Exception as error:  # noqa: BLE001  # as a SuperNode does it

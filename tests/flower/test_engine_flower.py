@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.serde import message_to_proto
-from loopback import Loopback
+from loopback import Loopback, over_the_wire
 from worlds import tiny_runtime
 
 from lindt.checkpoint import load_checkpoint
 from lindt.engines.base import Task
 from lindt.engines.flower import Flower, Patience
 from lindt.engines.flower_apps import FAILURE, client_app, serve
+from lindt.engines.flower_meeting import Known
 from lindt.engines.flower_node import held_by
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
@@ -319,11 +321,15 @@ def test_a_node_that_leaves_is_not_asked_and_one_that_comes_back_is(tmp_path: Pa
     assert engine.available() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize(("comeback", "back"), [(0.0, False), (0.3, False), (200.0, True)])
 def test_a_node_lost_in_a_round_is_waited_for_as_long_as_it_may_take_to_come_back(
-    comeback: float, back: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    comeback: float, back: bool, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It took its tasks and died. Back in time it is asked again and answers as if nothing had been."""
+    """It took its tasks and died. Back in time it is asked again and answers as if nothing had been.
+
+    Whether we miss it or the SuperLink does (`told`), which then answers for it with an error, is the same.
+    """
     monkeypatch.setattr("lindt.engines.flower.GONE", 0.05)
     plan = quick()
     tasks_lost: list[Message] = []
@@ -333,12 +339,13 @@ def test_a_node_lost_in_a_round_is_waited_for_as_long_as_it_may_take_to_come_bac
             return reply
         tasks_lost.append(task)
         gone = grid.nodes.pop(7001)
+        grid.states.pop(7001)
         if back:  # once it has been missed, as Flower lets a node in again only when its lease has run out
             threading.Thread(target=return_when_missed, args=(gone,), daemon=True).start()
-        return None
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=task) if told else None
 
     def return_when_missed(gone: dict[str, Any]) -> None:
-        while 7001 in engine._held:
+        while 7001 in engine.meeting.known:
             time.sleep(0.01)
         grid.nodes[7001] = gone
 
@@ -359,6 +366,45 @@ def test_a_node_lost_in_a_round_is_waited_for_as_long_as_it_may_take_to_come_bac
             assert reply.fault is None
             assert reply.w is not None
             assert torch.equal(reply.w, straight[i])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("comeback", [0.0, 200.0])
+def test_a_node_that_was_restarted_before_anybody_missed_it_is_asked_again(
+    comeback: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took its tasks, was killed, and is back under its name: only its memory of them is gone."""
+    monkeypatch.setattr("lindt.engines.flower.GONE", 0.05)
+    monkeypatch.setattr("lindt.engines.flower.DOUBT", 0.1)
+    plan, lost, slow = quick(), list[Message](), list[Message]()
+
+    def restarts(task: Message, reply: Message) -> Message | None:
+        if task.metadata.message_type == "train" and task.metadata.dst_node_id == 7001 and not lost:
+            lost.append(task)
+            del grid.states[7001]
+            return None
+        if task.metadata.message_type == "train" and task.metadata.dst_node_id == 42 and not slow:
+            slow.append(reply)  # its node lives, and answers in time
+            number = f"message-{len(grid.sent) - 1}"
+            threading.Timer(1.0, lambda: grid.replies.update({number: over_the_wire(reply)})).start()
+            return None
+        return reply
+
+    grid = grid_for(plan, tmp_path, "ab", restarts)
+    engine = Flower(grid, plan, problem_for(plan), Patience(300.0 if comeback else 2.0, 60, comeback, 0.02))
+    state, clients = begin(plan, problem_for(plan)), engine.available()
+    tasks = [Task("train", "ab", i, 1, state.w, state.buffers, recovering=False) for i in clients]
+    replies = {reply.client: reply for reply in engine.dispatch(tasks)}
+    given = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "train"]
+    if not comeback:  # nobody asks; the deadline ends it
+        assert sorted(replies) == [3, 4, 5]
+        assert sorted(given) == sorted(NODES)
+        return
+    assert sorted(given) == sorted([*NODES, 7001])  # the slow one was asked about, but not asked again
+    straight = {r.client: r.w for r in InProcess(plan, problem_for(plan)).dispatch(tasks)}
+    assert sorted(replies) == sorted(straight)
+    for i, reply in replies.items():
+        assert reply.w is not None
+        assert torch.equal(reply.w, straight[i])  # type: ignore[arg-type]
 
 
 def test_a_node_lost_between_two_rounds_is_waited_for_as_well(tmp_path: Path) -> None:
@@ -382,8 +428,8 @@ def test_a_node_whose_federation_is_another_says_so_and_is_left_out(tmp_path: Pa
     grid.nodes[42]["clients"] = "all"
     engine = Flower(grid, plan, problem_for(plan), Patience(0.5, 0.5))
     assert engine.available() == [3]
-    assert "clients [77] are none of the 6" in engine.said[7001]
-    assert "give client numbers" in engine.said[42]
+    assert "clients [77] are none of the 6" in engine.meeting.said[7001]
+    assert "give client numbers" in engine.meeting.said[42]
 
 
 def test_nobody_there_is_an_error_that_says_what_the_nodes_said(tmp_path: Path) -> None:
@@ -405,7 +451,7 @@ def test_a_node_refuses_clients_it_does_not_hold_and_runs_it_is_not_in(tmp_path:
     grid = grid_for(plan, tmp_path, "ab")
     engine = Flower(grid, plan, problem_for(plan), Patience(0.5, 5))
     engine.available()
-    engine._held = {42: frozenset({0, 4})}
+    engine.meeting.known = {42: Known(frozenset({0, 4}), "")}
     tasks = [Task("train", run, i, 1, state.w, state.buffers, False) for run, i in (("ab", 0), ("ab", 4), ("ab", 5))]
     found = {reply.client: reply.fault for reply in engine.dispatch(tasks)}
     assert found[4] is None
@@ -481,4 +527,4 @@ def test_a_greeting_that_is_none_is_heard_out(tmp_path: Path) -> None:
     grid = grid_for(plan, tmp_path, "ab", odd)
     engine = Flower(grid, plan, problem_for(plan), Patience(0.5, 0.3))
     assert engine.available() == [0, 1, 2, 3]
-    assert 42 in engine.said
+    assert 42 in engine.meeting.said
