@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TORTURE := tests/torture tests/flower/test_kills_flower.py
+# The longest first.
+TORTURE := tests/flower/test_kills_flower.py tests/torture
 WEB := tests/torture/test_web_load.py
 
 .PHONY: help run test test-slow torture check format bench bench-smoke page clean
