@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The longest first.
-TORTURE := tests/flower/test_kills_flower.py tests/torture
+TORTURE := tests/flower/test_kills_flower.py $(addprefix tests/torture/test_, \
+	soak.py random_kills.py crash_points.py fuzzing.py signals.py many_clients.py)
 WEB := tests/torture/test_web_load.py
 
 .PHONY: help run test test-slow torture check format bench bench-smoke page clean
@@ -21,7 +22,7 @@ test-slow: $(VENV)/slow ## What takes longer: trackers, the page in a browser (a
 	$(BIN)/python -m pytest -n 2 -m 'slow and not torture'
 
 torture: $(VENV)/torture ## Kills, faults, fuzzing, long runs: half an hour; FUZZ_SECONDS=60 a parser
-	$(BIN)/python -m pytest -n 2 -rP -m 'slow or torture' $(TORTURE) --deselect $(WEB) > torture.log 2>&1; code=$$?; \
+	$(BIN)/python -m pytest -n 2 -rP -m 'slow or torture' $(TORTURE) > torture.log 2>&1; code=$$?; \
 	$(BIN)/python -m pytest -n 0 -rP -m torture $(WEB) >> torture.log 2>&1 && test $$code = 0; code=$$?; \
 	grep -ao 'FIGURE.*' torture.log; tail -3 torture.log; exit $$code
 

@@ -35,7 +35,7 @@ from lindt.report.watching.looks import LIST_EVERY, LOOK_EVERY, Looks, event
 from lindt.report.watching.shelf import Shelf
 
 LIST_LOOKS = round(LIST_EVERY / LOOK_EVERY)
-UNHURRIED = 50  # streams that hear every half second
+UNHURRIED = 25  # streams that hear every half second
 MOST_FOLLOWED = 24  # runs in one stream
 MOST_CONNECTIONS = 512  # and no more tasks than that; a thousand files is what a process may open
 
