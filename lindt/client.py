@@ -72,7 +72,7 @@ class Client:
         for _ in fit(step, work, plan.training.batch, ctx.generator, self.place.device):
             pass
         # A v_i gone to NaN would never come back: the client keeps the one before, as the server keeps its w.
-        if private is not None and all(torch.isfinite(tensor).all() for tensor in private.state_dict().values()):
+        if private is not None and all(_finite(tensor) for tensor in private.state_dict().values()):
             notes = {name: value for name, value in ctx.notes.items() if math.isfinite(value)}
             self.place.versions.write(self.id, task.round, (private.state_dict(), notes))
             prune(self.place.versions, self.id, task.keep)
@@ -184,3 +184,10 @@ class Client:
             lesson = Lesson(f"client {self.id}", self.train, self.test, place.plan, place.problem, place.device)
             self._alone = place.cache.outputs(lesson)
         return self._alone
+
+
+def _finite(tensor: Tensor) -> bool:
+    """By its extremes, which NaN and infinity show in: one pass, without a mask as large as the tensor."""
+    if tensor.is_floating_point() and tensor.numel():
+        return bool(torch.isfinite(torch.stack(tensor.aminmax())).all())
+    return bool(torch.isfinite(tensor).all())

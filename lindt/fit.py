@@ -121,5 +121,8 @@ class Passing:
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Dropout draws from torch's global generator: give it a seed of its own, then put it back."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+        if device.type == "cpu":
+            torch.default_generator.manual_seed(seed)  # the same, without asking after every accelerator
+        else:
+            torch.manual_seed(seed)
         yield

@@ -87,13 +87,14 @@ SIZES: dict[tuple[str, str], Size] = {
     ),
     ("cpu", "shake"): Size(
         source="shakespeare",
-        clients=66,
-        rounds=50,
-        model=Lstm(hidden=64),
+        clients=50,  # the largest roles: five of them active, of whom one attacks
+        rounds=30,
+        model=Lstm(hidden=48),
         rate=1.47,
         batch=50,
-        text=Text(window=20, stride=20),
-        least=500,  # the same roles: one window in 20
+        text=Text(window=10, stride=5),
+        alone=Alone(epochs=40, patience=10),
+        least=2440,  # 12,200 windows, of which one in 5
     ),
     ("smoke", "cifar"): Size(
         source="generated-pictures",

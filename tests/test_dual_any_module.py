@@ -285,3 +285,14 @@ def test_a_model_may_name_its_own_points() -> None:
     (one,) = federate(named, clients=clients(), model=ResNet)
     (other,) = federate(found, clients=clients(), model=build)
     assert torch.equal(one[0].w, other[0].w)
+
+
+@pytest.mark.parametrize("spoiled", [float("nan"), float("inf")])
+def test_a_v_that_is_spoiled_is_not_kept(spoiled: float) -> None:
+    mine, data = plan(MODELS["resnet"][1], rounds=2), clients()
+    data[1][0][0][3, 0, 0, 0] = spoiled  # one value of client 1's training pictures
+    problem = Problem(data, ResNet)
+    engine = InProcess(mine, problem)
+    *_, (_, result) = federate(mine, problem=problem, engine=engine)
+    assert [engine.versions.rounds(client) for client in range(CLIENTS)] == [[1, 2], [], [1, 2]]
+    assert [refusal.client for refusal in result.refused] == [1]

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load, save
 
-from lindt.sealed import BrokenError, seal, unseal
+from lindt.sealed import DTYPES, BrokenError, seal, unseal
 
 TENSORS = {
     "w": torch.arange(6.0).reshape(2, 3),
@@ -30,6 +31,30 @@ def test_what_was_sealed_comes_back() -> None:
     for name, tensor in TENSORS.items():
         assert torch.equal(tensors[name], tensor)
         assert tensors[name].dtype == tensor.dtype
+
+
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=5),
+        st.tuples(st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 3), max_size=3)),
+        max_size=6,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_a_file_says_what_the_librarys_own_writer_would(shapes: dict[str, tuple[torch.dtype, list[int]]]) -> None:
+    tensors = {
+        name: torch.randint(0, 2, shape).to(dtype) for name, (dtype, shape) in shapes.items() if name != "__metadata__"
+    }
+    ours, theirs = load(seal(tensors, {})), load(save(tensors))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert ours[name].dtype == tensor.dtype
+        assert torch.equal(ours[name], tensor)
+
+
+def test_a_type_that_no_file_can_hold_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^v: torch.complex128 cannot be kept"):
+        seal({"v": torch.ones(1, dtype=torch.complex128)}, {})
 
 
 def test_tied_and_transposed_weights_are_kept_as_values() -> None:
