@@ -33,6 +33,7 @@ TRIMMED_MEAN = replace(FEDAVG, aggregator=TrimmedMean(share=0.2))
 FB = Method(adaptation=FineTuneHead(rate=0.001, epochs=200))
 APFL = Method(adaptation=Apfl(alpha=0.01))
 LINDT = Method(adaptation=Dual())
+LINDT_BEFORE = Method(adaptation=Dual(position="before"))
 LINDT_TM = replace(LINDT, aggregator=TrimmedMean(share=0.2))
 RUNTIME = replace(LINDT, recovery=OnDetection(epsilon=0.1, patience=250))
 WATCH = replace(FEDAVG, recovery=OnDetection(epsilon=0.1, patience=250))
@@ -45,6 +46,7 @@ METHODS: dict[str, Method] = {
     "apfl": APFL,
     "lindt": LINDT,
     "lindt-tm": LINDT_TM,
+    "lindt-before": LINDT_BEFORE,  # attached before the activations: the best of the ablation, by little
     "runtime": RUNTIME,  # detection and recovery: FedAvg until NFL is detected, LINDT from then on
     "watch": WATCH,  # detection only: FedAvg that says when it goes wrong
 }

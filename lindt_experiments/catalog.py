@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, final
 
 from lindt.errors import UserError
 from lindt_experiments import paper
-from lindt_experiments.variants import ABLATIONS, ALONE
+from lindt_experiments.variants import ABLATIONS, ALONE, OURS
 
 Kind = Literal["table", "figure", "traces", "sizes", "ablation", "private"]
 
@@ -33,6 +33,8 @@ class Exhibit:
 
 def _table(number: int, title: str) -> Exhibit:
     cells = tuple(Cell(row.task, row.world, row.method) for row in paper.printed(number))
+    if number == 3:
+        cells += tuple(Cell("cifar", world, method) for world in ("nfl", "normal") for method in OURS)
     return Exhibit(f"table{number}", title, "table", cells, number)
 
 

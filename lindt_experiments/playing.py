@@ -14,6 +14,7 @@ from pathlib import Path
 
 from lindt import presets
 from lindt.errors import UserError
+from lindt.memory import keep_memory
 from lindt.running import Ended, Played, Started, TrainedAlone, cache_folder, run_plan
 
 
@@ -40,6 +41,7 @@ def tell(**line: object) -> None:
 
 
 def main() -> None:
+    keep_memory()
     paths = [Path(argument) for argument in sys.argv[1:]]
     try:
         for plan, folder in zip(paths[::2], paths[1::2], strict=True):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 
 from lindt_experiments import paper
-from lindt_experiments.catalog import ALONE_IN, Exhibit
+from lindt_experiments.catalog import ALONE_IN, Cell, Exhibit
 from lindt_experiments.outcomes import Outcome, find
 from lindt_experiments.scales import size_of
 from lindt_experiments.sheets import Sheet, ours, papers
@@ -20,41 +19,43 @@ MEANING = (
 
 def table_sheets(exhibit: Exhibit, outcomes: Sequence[Outcome], scale: str, task: str | None) -> list[Sheet]:
     """Table 3 is four sheets, one for each task and environment; the others are one, a row for each method."""
-    rows = [row for row in paper.printed(exhibit.number) if task in (None, row.task)]
+    cells = [cell for cell in exhibit.cells if task in (None, cell.task)]
     if exhibit.number != 3:
         name = f"Table {exhibit.number}, {exhibit.title}"
-        return [_sheet(name, rows, outcomes, scale, exhibit.number)] if rows else []
+        return [_sheet(name, cells, outcomes, scale, exhibit.number)] if cells else []
     found = []
-    for (whose, world), group in groupby(rows, key=lambda row: (row.task, row.world)):
+    for whose, world in dict.fromkeys((cell.task, cell.world) for cell in cells):
         name = f"Table 3, {TASK_TITLES[whose]} / {'NFL' if world == 'nfl' else 'normal FL'}"
-        found.append(_sheet(name, list(group), outcomes, scale, 3))
+        group = [cell for cell in cells if (cell.task, cell.world) == (whose, world)]
+        found.append(_sheet(name, group, outcomes, scale, 3))
     return found
 
 
-def _sheet(title: str, rows: Sequence[paper.Printed], outcomes: Sequence[Outcome], scale: str, number: int) -> Sheet:
+def _sheet(title: str, cells: Sequence[Cell], outcomes: Sequence[Outcome], scale: str, number: int) -> Sheet:
     lines: list[tuple[str, ...]] = []
     remarks: list[str] = []
-    for row in rows:
-        kept = find(outcomes, task=row.task, world=row.world, method=row.method, scale=scale)
-        place = "" if number == 3 else f"{WORLD_TITLES.get(row.world) or STARRED[number]}, "
+    for cell in cells:
+        kept = find(outcomes, **cell._asdict(), scale=scale)
+        printed = paper.one(*cell)
+        place = "" if number == 3 else f"{WORLD_TITLES.get(cell.world) or STARRED[number]}, "
         lines.append(
             (
-                place + METHOD_TITLES[row.method],
+                place + METHOD_TITLES[cell.method],
                 str(len(kept)),
                 ours(one.central for one in kept),
-                papers(row.central),
+                papers(printed and printed.central),
                 ours(one.local for one in kept),
-                papers(row.local),
+                papers(printed and printed.local),
                 ours((one.beta for one in kept), sign=True),
-                papers(row.beta, sign=True),
+                papers(printed and printed.beta, sign=True),
             )
         )
-        if number == 3 and row.method in ("fedavg", "lindt"):
-            remarks += _stretched(row, kept, outcomes, scale)
+        if number == 3 and cell.method in ("fedavg", "lindt"):
+            remarks += _stretched(cell, kept, outcomes, scale)
     return Sheet(title, COLUMNS, tuple(lines), tuple(remarks))
 
 
-def _stretched(row: paper.Printed, kept: Sequence[Outcome], outcomes: Sequence[Outcome], scale: str) -> list[str]:
+def _stretched(cell: Cell, kept: Sequence[Outcome], outcomes: Sequence[Outcome], scale: str) -> list[str]:
     """beta against private models of half and of twice the epochs, where these were trained."""
     halved, doubled = (betas(kept, outcomes, f"alone-x{factor}", scale) for factor in ("0.5", "2"))
     if not halved or not doubled:
@@ -62,7 +63,7 @@ def _stretched(row: paper.Printed, kept: Sequence[Outcome], outcomes: Sequence[O
     against = (
         f"{ours(halved, sign=True)} against private models of half the epochs, {ours(doubled, sign=True)} of twice"
     )
-    return [f"beta of {METHOD_TITLES[row.method]}: {against}."]
+    return [f"beta of {METHOD_TITLES[cell.method]}: {against}."]
 
 
 def betas(kept: Sequence[Outcome], outcomes: Sequence[Outcome], alone: str, scale: str) -> list[float]:

@@ -11,6 +11,7 @@ METHOD_TITLES = {
     "apfl": "APFL",
     "lindt": "LINDT",
     "lindt-tm": "LINDT-TM",
+    "lindt-before": "LINDT, attached before activations (ours)",
     "runtime": "run-time LINDT, persisting",
     "runtime-once": "run-time LINDT, everyone once",
     "runtime-quiet": "run-time LINDT, until quiet",

@@ -10,10 +10,13 @@ import os
 import signal
 import sys
 
+from lindt.memory import keep_memory
+
 
 def main(socket: int, shared: int, server: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then lets us go
     _end_with(server)
+    keep_memory()
     from lindt.engines.worker import serve
 
     serve(socket, shared)

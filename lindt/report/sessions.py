@@ -15,6 +15,7 @@ from rich.table import Table
 from lindt import presets
 from lindt.engines.flower_launch import OnFlower, run_on_flower
 from lindt.errors import UserError
+from lindt.memory import keep_memory
 from lindt.methods import METHODS
 from lindt.plan import Plan
 from lindt.problem import problem_for
@@ -58,6 +59,7 @@ class Session:
 def play(session: Session, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any]]]:
     """Run jobs one after the other; returns each one's summary. Ctrl-C says how to go on."""
     check_trackers(session.track)
+    keep_memory()
     found: list[tuple[str, dict[str, Any]]] = []
     for label, plan, folder in jobs:
         try:

@@ -106,4 +106,4 @@ def test_what_there_is_is_listed() -> None:
     done = CliRunner().invoke(app, ["reproduce", "--list"])
     assert done.exit_code == 0
     assert [line.split()[0] for line in done.output.splitlines()] == list(EXHIBITS)
-    assert "table3     26 runs a seed" in done.output
+    assert "table3     28 runs a seed" in done.output
