@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lindt.data.examples import Batch, Examples
 
-AT_ONCE: Final = 32  # batches that are gathered together
+AT_ONCE: Final = 16  # batches that are gathered together
 
 
 @final

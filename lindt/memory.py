@@ -16,7 +16,7 @@ def keep_memory() -> bool:
 
     By default it hands each large block back to the system and fetches the next one anew, a page fault every
     4 KiB: 18,600 of them in a step of the paper's LSTM, a sixth of its time (docs/performance.md). It is for
-    processes of our own; in another's, `federate` leaves such things alone.
+    processes of our own and for one that has workers; in another's, `federate` leaves such things alone.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:

@@ -46,7 +46,6 @@ class Refusal:
 @final
 @dataclass(frozen=True)
 class _Taken:
-    update_P: Tensor
     size: int
     buffers: Buffers
 
@@ -56,15 +55,18 @@ def stack(
 ) -> tuple[Tensor, Tensor, Buffers, list[int], tuple[Refusal, ...]]:
     """The first `wanted` valid updates w_i - w, by client id and not by arrival; the others are refused by name.
 
-    Only updates are kept, no K x P of weights beside them: the server's memory and time are in such arrays.
+    Each is written where it stays, and no K x P of weights beside them: the server's memory and time are in such
+    arrays.
     """
+    rows = {client: row for row, client in enumerate(sorted(asked))}
+    updates_KP = w.new_empty(len(rows), len(w))  # a row that nobody answers for takes no memory
     taken: dict[int, _Taken] = {}
     refused: list[Refusal] = []
     for reply in replies:
         misplaced = _misplaced(reply, asked, taken.keys(), round)
         if misplaced is None and len(taken) == wanted:
             continue  # too late: it was asked in case others would not answer
-        found = misplaced or _read(reply, w, buffers)
+        found = misplaced or _read(reply, w, buffers, updates_KP[rows[reply.client]])
         if isinstance(found, _Taken):
             taken[reply.client] = found
         else:
@@ -72,10 +74,16 @@ def stack(
     answered = sorted(taken)
     sizes_K = torch.tensor([taken[i].size for i in answered])
     joined = join_buffers([taken[i].buffers for i in answered]) if answered else buffers
-    updates_KP = w.new_empty(len(answered), len(w))
-    for row, i in zip(updates_KP, answered, strict=True):
-        row.copy_(taken.pop(i).update_P)  # let go one by one: the K x P is held once, not twice
-    return updates_KP, sizes_K, joined, answered, tuple(sorted(refused, key=lambda refusal: refusal.client))
+    for row, i in enumerate(answered):
+        if rows[i] > row:  # move up, to where one was missing
+            updates_KP[row].copy_(updates_KP[rows[i]])
+    return (
+        updates_KP[: len(answered)],
+        sizes_K,
+        joined,
+        answered,
+        tuple(sorted(refused, key=lambda refusal: refusal.client)),
+    )
 
 
 def scored(replies: Iterable[Reply], asked: set[int], round: int, metric: Metric) -> dict[int, Reply]:
@@ -94,8 +102,8 @@ def _misplaced(reply: Reply, asked: Set[int], taken: Set[int], round: int) -> st
     return None if reply.round == round else f"answers round {reply.round}"
 
 
-def _read(reply: Reply, w: Tensor, buffers: Buffers) -> _Taken | str:
-    """The update, or in words why it cannot be taken."""
+def _read(reply: Reply, w: Tensor, buffers: Buffers, update_P: Tensor) -> _Taken | str:
+    """Writes the update, or says in words why it cannot be taken."""
     if reply.fault is not None:
         return reply.fault
     if not _is_size(reply.size):
@@ -105,14 +113,14 @@ def _read(reply: Reply, w: Tensor, buffers: Buffers) -> _Taken | str:
         return f"{found} where the model has {w.numel()}"
     if reply.w.shape != w.shape or reply.w.dtype != w.dtype:
         return f"weights as {_kind(reply.w)} where the model has {_kind(w)}"
-    update_P = reply.w - w
+    torch.sub(reply.w, w, out=update_P)
     length = float(torch.linalg.vector_norm(update_P))  # one pass finds NaN, infinity and too much of anything
     if not length <= LONGEST:
         finite = torch.isfinite(reply.w).all()
         return f"its update is longer than {LONGEST:g}" if finite else "NaN or infinity among the weights"
     if reply.buffers is None:
         return "there are no buffers"
-    return _misfit(reply.buffers, buffers) or _Taken(update_P, reply.size, reply.buffers)
+    return _misfit(reply.buffers, buffers) or _Taken(reply.size, reply.buffers)
 
 
 def _misfit(theirs: Buffers, mine: Buffers) -> str | None:

@@ -21,6 +21,7 @@ from typing import final
 from lindt.engines.base import Reply, Task
 from lindt.engines.wire import Line, SharedWeights, reply_of, shared_file, task_line
 from lindt.errors import UserError
+from lindt.memory import keep_memory
 from lindt.parties import attackers_of
 from lindt.plan import Plan
 from lindt.planfile import to_dict
@@ -133,6 +134,7 @@ class Processes:
                     handed_on += 1
 
     def _start(self) -> None:
+        keep_memory()  # here as in the workers: every round has a K x P, and an answer's P for each of K
         while len(self._workers) < self.count:
             self._workers.append(_Worker(self._setup | {"slot": len(self._workers) + 1}, self._file.fileno()))
 
