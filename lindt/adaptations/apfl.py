@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lindt.adaptations.base import Context, First, Predictor, Step, descend, first_private, global_step
+from lindt.adaptations.thin import Thin
 from lindt.data.examples import Batch
 from lindt.errors import require
 from lindt.weights import trainable
@@ -65,7 +66,8 @@ class Apfl:
                 return
             moved = True
             grads_w = torch.autograd.grad(loss, w, retain_graph=True, allow_unused=True)
-            (grads_v,) = descend(loss, ctx.rate, ctx.max_norm, v)
+            (stepped,) = descend(loss, ctx.rate, ctx.max_norm, v)
+            grads_v = [g.dense() if isinstance(g, Thin) else g for g in stepped]
             private.alpha.copy_(_next_alpha(private.alpha, w, v, grads_w, grads_v, ctx.rate))
             ctx.notes["alpha"] = float(private.alpha)
 

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from lindt.adaptations.thin import Gradient, Thin, gradients, norm_of
 from lindt.data.examples import Batch, Examples
 from lindt.penalties import Penalty
 from lindt.weights import trainable
@@ -71,36 +72,38 @@ class Choosy(Protocol):
         ...
 
 
-def descend(loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Parameter]) -> list[list[Tensor | None]]:
+def descend(loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Parameter]) -> list[list[Gradient | None]]:
     """One step of SGD from one backward of `loss`; each group's gradient is clipped to `max_norm` apart.
 
     Returns the gradients as they were before clipping, a group at a time; None for a parameter that the loss does
     not reach. The clip is the rule of torch.nn.utils.clip_grad_norm_, folded into the step's length: the gradients
     themselves are not touched, which saves a pass over them and leaves a tensor that two parameters share alone.
     """
-    parameters = [parameter for group in groups for parameter in group]
-    gradients: list[Tensor | None] = list(torch.autograd.grad(loss, parameters, allow_unused=True))
-    result: list[list[Tensor | None]] = []
+    found = gradients(loss, [parameter for group in groups for parameter in group])
+    result: list[list[Gradient | None]] = []
     with torch.no_grad():
         for group in groups:
-            mine, gradients = gradients[: len(group)], gradients[len(group) :]
-            reached = [(p, g) for p, g in zip(group, mine, strict=True) if g is not None]
+            mine, found = found[: len(group)], found[len(group) :]
+            reached = [g for g in mine if g is not None]
             if reached:
-                grads = [g for _, g in reached]
-                norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads))))
-                step = rate * min(1.0, max_norm / (norm + 1e-6))
-                torch._foreach_add_([p for p, _ in reached], grads, alpha=-step)
+                step = rate * min(1.0, max_norm / (float(norm_of(reached)) + 1e-6))
+                dense = [(p, g) for p, g in zip(group, mine, strict=True) if isinstance(g, Tensor)]
+                if dense:
+                    torch._foreach_add_([p for p, _ in dense], [g for _, g in dense], alpha=-step)
+                for p, g in zip(group, mine, strict=True):
+                    if isinstance(g, Thin):
+                        g.add_to(p, -step)
             result.append(mine)
     return result
 
 
-def descent(ctx: Context, *groups: list[nn.Parameter]) -> Callable[[Tensor], list[list[Tensor | None]]]:
+def descent(ctx: Context, *groups: list[nn.Parameter]) -> Callable[[Tensor], list[list[Gradient | None]]]:
     """How a client steps down a loss for one round: by `descend`, or with the user's optimizer, one a group."""
     if ctx.optimizer is None:
         return lambda loss: descend(loss, ctx.rate, ctx.max_norm, *groups)
     optimizers = [ctx.optimizer(group) for group in groups]
 
-    def step(loss: Tensor) -> list[list[Tensor | None]]:
+    def step(loss: Tensor) -> list[list[Gradient | None]]:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()

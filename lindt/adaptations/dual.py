@@ -6,10 +6,10 @@ import copy
 from dataclasses import dataclass
 from typing import Literal, final
 
-import torch
 from torch import Tensor, nn
 
 from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private
+from lindt.adaptations.thin import Gradient, norm_of
 from lindt.data.examples import Batch
 from lindt.errors import require
 from lindt.intertwining import Intertwined, Position, Scale, intertwine
@@ -99,10 +99,10 @@ def _last_inside(order: list[str], point: str) -> int:
     return max(index for index, name in enumerate(order) if name == point or name.startswith(f"{point}."))
 
 
-def _norms(sections: dict[str, list[nn.Parameter]], grads: list[Tensor | None]) -> dict[str, float]:
+def _norms(sections: dict[str, list[nn.Parameter]], grads: list[Gradient | None]) -> dict[str, float]:
     norms: dict[str, float] = {}
     for name, section in sections.items():
         mine, grads = [g for g in grads[: len(section)] if g is not None], grads[len(section) :]
         if mine:
-            norms[f"gradient/{name}"] = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(mine))))
+            norms[f"gradient/{name}"] = float(norm_of(mine))
     return norms
