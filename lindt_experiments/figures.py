@@ -121,10 +121,20 @@ def _check_alike(name: str, found: Found, scale: str) -> None:
 
 
 def _footer(found: Found, scale: str) -> str:
-    seeds = sorted({outcome.seed for kept in found.values() for outcome in kept})
+    seeds: dict[str, set[int]] = {}
+    for (task, _, _), kept in found.items():
+        seeds.setdefault(task, set()).update(outcome.seed for outcome in kept)
+    said = {
+        task: f"seed{'s' if len(mine) > 1 else ''} {', '.join(map(str, sorted(mine)))}" for task, mine in seeds.items()
+    }
+    told = (
+        [f"{text} ({task.upper()})" for task, text in said.items()]
+        if len(set(said.values())) > 1
+        else [*said.values()][:1]
+    )
     several = any(len(kept) > 1 for kept in found.values())
     band = "; lines are means over seeds, bands go from the lowest to the highest" if several else ""
-    return f"scale: {scale}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}{band}"
+    return f"scale: {scale}, {', '.join(told)}{band}"
 
 
 def _caption(name: str, outcomes: Iterable[Outcome], scale: str) -> str:

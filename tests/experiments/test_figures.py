@@ -170,6 +170,14 @@ def test_files_say_what_made_them_and_come_out_the_same(kept: Path, tmp_path: Pa
     assert first[1].read_bytes().startswith(b"%PDF")
 
 
+def test_halves_with_different_seeds_say_so(tmp_path: Path) -> None:
+    for outcome in (run for seed in range(3) for run in as_in_the_figures(seed)):
+        if outcome.task == "cifar" or outcome.seed == 0:
+            keep(tmp_path, outcome)
+    caption = write("5", tmp_path, "cpu", tmp_path)[-1].read_text()
+    assert "scale: cpu, seeds 0, 1, 2 (CIFAR), seed 0 (SHAKE); lines are means over seeds" in caption
+
+
 def test_the_command(kept: Path, tmp_path: Path) -> None:
     listed = CliRunner().invoke(app, ["figure", "--list"])
     assert [row.split()[0] for row in listed.output.splitlines()] == list(names())
