@@ -13,6 +13,7 @@ from lindt.engines.inprocess import InProcess
 from lindt.engines.processes import Processes
 from lindt.environment import Environment, Sampled
 from lindt.federation import RunState, begin, evaluate
+from lindt.memory import keep_memory
 from lindt.models import Cnn, Lstm, parameters_of
 from lindt.plan import Alone, Scoring, Training
 from lindt.problem import first_model
@@ -57,6 +58,7 @@ def main() -> None:
         engine = Processes(plan, problem, task=f"lindt_work:{options.work}", workers=options.workers)
         where = f"{options.workers} workers"
     else:
+        keep_memory()  # as `lindt run` does; `federate` in a process of yours does not
         engine, where = InProcess(plan, problem), "in process"
     name = f"lindt, {options.method}, {where}"
     report = Report(name, ("lindt", "torch"), options.rounds, parameters_of(first_model(problem, plan)))
