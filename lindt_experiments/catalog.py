@@ -93,11 +93,23 @@ def named(name: str) -> tuple[Exhibit, ...]:
     return (EXHIBITS[name],)
 
 
-def cells_of(exhibits: Iterable[Exhibit], task: str | None = None, only: Iterable[str] = ()) -> tuple[Cell, ...]:
-    """The runs of some exhibits, each once, in order; of one task or of some methods if that is asked."""
-    only = frozenset(only)
-    cells = dict.fromkeys(cell for exhibit in exhibits for cell in exhibit.cells)
-    found = tuple(cell for cell in cells if task in (None, cell.task) and (not only or cell.method in only))
-    for method in only - {cell.method for cell in cells}:
-        raise UserError(f"--only {method}: choose among {', '.join(sorted({cell.method for cell in cells}))}")
+def cells_of(
+    exhibits: Iterable[Exhibit], task: str | None = None, only: Iterable[str] = (), worlds: Iterable[str] = ()
+) -> tuple[Cell, ...]:
+    """The runs of some exhibits, each once, in order; of one task, of some methods or worlds if that is asked."""
+    cells = dict.fromkeys(cell for exhibit in exhibits for cell in exhibit.cells if task in (None, cell.task))
+    methods = _chosen("--only", only, [cell.method for cell in cells])
+    environments = _chosen("--world", worlds, [cell.world for cell in cells])
+    found = tuple(cell for cell in cells if cell.method in methods and cell.world in environments)
+    if cells and not found:
+        raise UserError(f"--only {', '.join(methods)} --world {', '.join(environments)}: no run is both")
     return found
+
+
+def _chosen(option: str, asked: Iterable[str], known: Iterable[str]) -> frozenset[str]:
+    """What was asked for; everything where nothing was."""
+    there = dict.fromkeys(known)
+    for name in (asked := tuple(asked)):
+        if name not in there:
+            raise UserError(f"{option} {name}: choose among {', '.join(there) or 'nothing: no run is needed'}")
+    return frozenset(asked or there)

@@ -39,6 +39,7 @@ class Request:
     results: Path
     task: str | None = None
     only: tuple[str, ...] = ()
+    worlds: tuple[str, ...] = ()
     as_json: bool = False
     console: Console = field(default_factory=Console)
 
@@ -55,14 +56,16 @@ class Request:
         """The command again, as whoever wants the same would write it."""
         task = f" --task {self.task}" if self.task else ""
         only = f" --only {','.join(self.only)}" if self.only else ""
-        return f"lindt reproduce {self.name} --scale {self.scale} --seeds {self.seeds}{task}{only}"
+        world = f" --world {','.join(self.worlds)}" if self.worlds else ""
+        return f"lindt reproduce {self.name} --scale {self.scale} --seeds {self.seeds}{task}{only}{world}"
 
     @property
     def exhibits(self) -> tuple[Exhibit, ...]:
         return named(self.name)
 
     def wanted(self) -> list[Job]:
-        return jobs_for(cells_of(self.exhibits, self.task, self.only), self.scale, self.seeds, self.runs)
+        cells = cells_of(self.exhibits, self.task, self.only, self.worlds)
+        return jobs_for(cells, self.scale, self.seeds, self.runs)
 
     def kept(self) -> list[Outcome]:
         return load(self.results, self.scale)

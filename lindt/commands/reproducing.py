@@ -18,6 +18,7 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ... are played, never chosen.")] = 1,
     task: Annotated[str | None, typer.Option(help="cifar or shake: one half of it.")] = None,
     only: Annotated[str, typer.Option(help="Only these methods, with commas.")] = "",
+    world: Annotated[str, typer.Option(help="Only these environments (nfl, active-0.3 ...), with commas.")] = "",
     jobs: Annotated[int | None, typer.Option(help="Runs at once; by default one a core.")] = None,
     runs: Annotated[Path | None, typer.Option(help="Where runs go; by default runs/reproduce/SCALE.")] = None,
     results: Annotated[Path, typer.Option(help="Where outcomes and tables are kept.")] = Path("results"),
@@ -36,6 +37,8 @@ def reproduce(
     `lindt reproduce table3 --scale smoke`
 
     `lindt reproduce table3 --scale cpu --task cifar --seeds 3`
+
+    `lindt reproduce table5 --scale cpu --only lindt --world active-0.3 --seeds 3`
 
     `lindt reproduce --claims`
     """
@@ -58,7 +61,8 @@ def reproduce(
         runs=runs or Path("runs") / "reproduce" / scale,
         results=results,
         task=task,
-        only=tuple(method.strip() for method in only.split(",") if method.strip()),
+        only=_listed(only),
+        worlds=_listed(world),
         as_json=as_json,
         console=console,
     )
@@ -66,3 +70,7 @@ def reproduce(
         reproducing.dry_run(request)
     elif code := reproducing.reproduce(request):
         raise typer.Exit(code)
+
+
+def _listed(names: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(",") if name.strip())

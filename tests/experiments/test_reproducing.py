@@ -93,7 +93,8 @@ def test_everything_at_scale_smoke(tmp_path: Path) -> None:
         (["table3", "--scale", "huge"], "--scale huge: choose among smoke, cpu, paper"),
         (["table3", "--seeds", "0"], "--seeds 0: at least 1"),
         (["table3", "--task", "mnist"], "--task mnist: choose among cifar, shake"),
-        (["table3", "--only", "fedsgd", "--dry-run"], "--only fedsgd: choose among apfl"),
+        (["table3", "--only", "fedsgd", "--dry-run"], "--only fedsgd: choose among fedavg"),
+        (["table3", "--world", "nlf", "--dry-run"], "--world nlf: choose among nfl, normal"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], said: str) -> None:

@@ -196,6 +196,15 @@ def test_the_catalog_names_worlds_that_exist() -> None:
         cells_of(named("table3"), only=["fbb"])
 
 
+def test_one_cell_can_be_asked_for() -> None:
+    assert cells_of(named("table5"), only=["lindt"], worlds=["active-0.3"]) == (("cifar", "active-0.3", "lindt"),)
+    assert len(cells_of(named("table3"), "shake", worlds=["nfl"])) == 7
+    with pytest.raises(UserError, match=r"--world active-0\.4: choose among .*active-0\.3"):
+        cells_of(named("table5"), worlds=["active-0.4"])
+    with pytest.raises(UserError, match="--only lindt-tm --world normal: no run is both"):
+        cells_of(named("table3"), only=["lindt-tm"], worlds=["normal"])
+
+
 @pytest.mark.parametrize(("task", "key"), [("cifar", "170b0200d495"), ("shake", "0b61f9af6256")])
 def test_the_key_of_a_plan_is_what_it_was(task: str, key: str) -> None:
     """Results are kept by it. A new field of a plan goes into keys.ADDED with the value at which it changes nothing."""
