@@ -4,8 +4,11 @@ For B rows of input the gradient is g_BO^T x_BI. Its norm follows from two Gram 
 product into the weights: the O x I numbers between, more than the caches hold, are neither written nor read.
 
 Autograd's graph says where that is the whole gradient: a matrix whose one use is to be the transposed factor of one
-`addmm` or `mm`, which is what nn.Linear makes of it. Weights that are used twice, shared, penalised or watched by a
-hook have a second edge in it, and a gradient as always. No model has to know.
+`addmm` or `mm`, which is what nn.Linear makes of it. Weights that are used twice, shared or penalised have a second
+edge in it, and a gradient as always; so have those with a hook of their own. No model has to know.
+
+Limits: a hook on the transposed weights or on the product's own node is not seen, since Python cannot see it.
+Under activation checkpointing, asking for x_BI computes the layers before it once more.
 
 Legend: B rows, I inputs, O outputs.
 """
@@ -23,6 +26,10 @@ from torch.autograd.graph import GradientEdge
 
 WIDE: Final = 1 << 17  # numbers in a matrix, from which half a core's cache is not enough for its gradient
 THIN: Final = 8  # times as many inputs and outputs as rows: above, two Gram matrices cost less than they save
+EXACT: Final = (
+    torch.float32,
+    torch.float64,
+)  # half precision has no room for a sum of squares, complex numbers conjugate
 _PRODUCTS: Final = {"AddmmBackward0": ("_saved_mat1", 2), "MmBackward0": ("_saved_self", 1)}  # x, place of the factor
 
 
@@ -35,8 +42,9 @@ class Thin:
     x_BI: Tensor
 
     def norm(self) -> Tensor:
-        """|g^T x|^2 is the sum of (g g^T) * (x x^T): B x B instead of O x I."""
-        return ((self.g_BO @ self.g_BO.T) * (self.x_BI @ self.x_BI.T)).sum().clamp_min(0).sqrt()
+        """|g^T x|^2 is the sum of (g g^T) * (x x^T): B x B instead of O x I. Its terms cancel, hence the digits."""
+        g, x = self.g_BO.double(), self.x_BI.double()
+        return ((g @ g.T) * (x @ x.T)).sum().clamp_min(0).sqrt().to(self.g_BO.dtype)
 
     def dense(self) -> Tensor:
         return self.g_BO.T @ self.x_BI
@@ -67,7 +75,7 @@ def norm_of(grads: Sequence[Gradient]) -> Tensor:
 
 def _thin_uses(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[int, tuple[GradientEdge, Tensor]]:
     """By a parameter's place: the edge that brings g_BO, and x_BI."""
-    wide = {id(p): i for i, p in enumerate(parameters) if p.dim() == 2 and p.numel() >= WIDE and not p._backward_hooks}
+    wide = {id(p): i for i, p in enumerate(parameters) if p.numel() >= WIDE and _plain(p) and not p._backward_hooks}
     if not wide or loss.grad_fn is None:
         return {}
     # Who uses whom: for each node, the nodes whose gradient flows into it, with the place it has among their inputs.
@@ -86,19 +94,29 @@ def _thin_uses(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[int, tu
                     leaves[wide[id(variable)]] = used
             users[used].append((node, place))
     found: dict[int, tuple[GradientEdge, Tensor]] = {}
+    stepping = {p.untyped_storage().data_ptr() for p in parameters}
     for index, leaf in leaves.items():
         product = _only_product(users, leaf)
         if product is None:
             continue
-        x_BI: Tensor = getattr(product, _PRODUCTS[product.name()][0])
-        if len(x_BI) * THIN <= min(parameters[index].shape) and x_BI.dtype == parameters[index].dtype:
+        saved = _PRODUCTS[product.name()][0]
+        # The shape first: to ask for a saved tensor may cost its computation.
+        if getattr(product, f"{saved}_sym_sizes")[0] * THIN > min(parameters[index].shape):
+            continue
+        x_BI: Tensor = getattr(product, saved)
+        # An input that is a parameter itself would have stepped when it is needed.
+        if _plain(x_BI) and x_BI.dtype == parameters[index].dtype and x_BI.untyped_storage().data_ptr() not in stepping:
             found[index] = GradientEdge(product, 0), x_BI.detach()
     return found
 
 
+def _plain(matrix: Tensor) -> bool:
+    return matrix.dim() == 2 and matrix.dtype in EXACT and matrix.layout is torch.strided
+
+
 def _only_product(users: dict[Any, list[tuple[Any, int]]], leaf: Any) -> Any | None:
     """The product x W^T that is the only use of W, if that is what it is."""
-    if [node.name() for node, _ in users[leaf]] != ["TBackward0"]:
+    if not leaf.name().endswith("AccumulateGrad") or [node.name() for node, _ in users[leaf]] != ["TBackward0"]:
         return None
     ((transposed, _),) = users[leaf]
     if len(users[transposed]) != 1:

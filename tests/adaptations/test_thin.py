@@ -108,6 +108,36 @@ def test_any_other_use_has_a_gradient_as_always(use: Callable[[nn.Linear, Tensor
     assert isinstance(weights, Tensor)
 
 
+def test_digits_that_cancel_are_kept() -> None:
+    """Rows that are nearly the same, and g whose columns sum to nothing: the norm is a small rest of large terms."""
+    generator = torch.Generator().manual_seed(0)
+    g, x = torch.randn(5, 330, generator=generator), 100 + 0.01 * torch.randn(5, 400, generator=generator)
+    thin = Thin(g - g.mean(0), x)
+    expected = (thin.g_BO.double().T @ thin.x_BI.double()).norm().item()
+    assert thin.norm().item() == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("first", ["table", "layer"])
+def test_an_input_that_steps_too(first: str) -> None:
+    """Learned queries: by the time the layer steps, its input may have moved."""
+    layer, table = wide(), nn.Parameter(rows())
+    expected = torch.autograd.grad(layer(table).square().sum(), [layer.weight, table])
+    before = layer.weight.detach().clone()
+    groups = [[table, layer.weight]] if first == "table" else [[layer.weight], [table]]
+    grads = descend(layer(table).square().sum(), 0.1, 1e9, *groups)
+    assert torch.allclose(layer.weight, before - 0.1 * expected[0], atol=1e-4)
+    assert all(isinstance(g, Tensor) for group in grads for g in group)
+
+
+def test_sparse_input_and_half_precision_have_a_gradient_as_always() -> None:
+    layer = wide()
+    (weights,) = found(layer(rows().to_sparse()).square().sum(), layer.weight)
+    assert isinstance(weights, Tensor)
+    half = wide().half()
+    (weights,) = gradients(half(rows().half()).sum(), [half.weight])
+    assert isinstance(weights, Tensor)
+
+
 def test_weights_that_an_embedding_shares() -> None:
     layer, table = wide(), nn.Embedding(330, 400)
     table.weight = layer.weight
