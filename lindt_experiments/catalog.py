@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
@@ -94,22 +94,26 @@ def named(name: str) -> tuple[Exhibit, ...]:
 
 
 def cells_of(
-    exhibits: Iterable[Exhibit], task: str | None = None, only: Iterable[str] = (), worlds: Iterable[str] = ()
+    exhibits: Iterable[Exhibit], task: str | None = None, only: Sequence[str] = (), worlds: Sequence[str] = ()
 ) -> tuple[Cell, ...]:
     """The runs of some exhibits, each once, in order; of one task, of some methods or worlds if that is asked."""
-    cells = dict.fromkeys(cell for exhibit in exhibits for cell in exhibit.cells if task in (None, cell.task))
+    every = dict.fromkeys(cell for exhibit in exhibits for cell in exhibit.cells)
+    cells = [cell for cell in every if task in (None, cell.task)]
+    if every and not cells:
+        raise UserError(f"--task {task}: it is about {', '.join({cell.task: 0 for cell in every})} alone")
     methods = _chosen("--only", only, [cell.method for cell in cells])
     environments = _chosen("--world", worlds, [cell.world for cell in cells])
     found = tuple(cell for cell in cells if cell.method in methods and cell.world in environments)
     if cells and not found:
-        raise UserError(f"--only {', '.join(methods)} --world {', '.join(environments)}: no run is both")
+        raise UserError(f"--only {','.join(only)} --world {','.join(worlds)}: no run is both")
     return found
 
 
-def _chosen(option: str, asked: Iterable[str], known: Iterable[str]) -> frozenset[str]:
+def _chosen(option: str, asked: Sequence[str], known: Iterable[str]) -> frozenset[str]:
     """What was asked for; everything where nothing was."""
     there = dict.fromkeys(known)
-    for name in (asked := tuple(asked)):
+    for name in asked:
         if name not in there:
-            raise UserError(f"{option} {name}: choose among {', '.join(there) or 'nothing: no run is needed'}")
+            choice = f"choose among {', '.join(there)}" if there else "it has no runs to choose from; leave it out"
+            raise UserError(f"{option} {name}: {choice}")
     return frozenset(asked or there)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,17 @@ from lindt_experiments.worlds import TASKS
 class Page:
     sheets: tuple[Sheet, ...]
     remarks: tuple[str, ...]
+    made: tuple[str, ...] = ()  # what played the runs it shows
 
 
-def page_of(exhibit: Exhibit, outcomes: Sequence[Outcome], scale: str, seeds: int, task: str | None = None) -> Page:
-    """What there is to show of an exhibit, of one task or of both; only what the scale's plans of today have made."""
-    good = [outcome for outcome in outcomes if is_current(outcome)]
+def page_of(
+    exhibit: Exhibit, outcomes: Sequence[Outcome], scale: str, seeds: int | None = None, task: str | None = None
+) -> Page:
+    """What there is to show of an exhibit, of one task or of both; only what the scale's plans of today have made.
+
+    What is missing is counted over `seeds`; without, over as many as the task has kept anything of.
+    """
+    good = [outcome for outcome in outcomes if outcome.scale == scale and is_current(outcome)]
     tasks = [t for t in TASKS if task in (None, t) and (not exhibit.cells or t in {c.task for c in exhibit.cells})]
     if exhibit.kind == "sizes":
         if scale == "smoke":  # which needs no download
@@ -43,13 +50,25 @@ def page_of(exhibit: Exhibit, outcomes: Sequence[Outcome], scale: str, seeds: in
     else:
         sheets = table_sheets(exhibit, good, scale, task)
     reductions = [f"{TASK_TITLES[t]} at scale {scale}: {reduced(t, scale)}." for t in tasks]
-    return Page(tuple(sheets), (MEANING, *_missing(exhibit, outcomes, good, seeds, tasks), *reductions))
+    shown = [outcome for outcome in good if outcome.cell[:3] in exhibit.cells and outcome.task in tasks]
+    missing = _missing(exhibit, outcomes, shown, seeds, tasks)
+    return Page(tuple(sheets), (MEANING, *missing, *reductions), _made(shown))
+
+
+def _made(shown: Sequence[Outcome]) -> tuple[str, ...]:
+    """Runs may have come from several commands, over time."""
+    commands = Counter((o.command, o.commit, o.date) for o in shown)
+    return tuple(
+        f"{count} runs made by `{command}` at commit {commit}, {date}."
+        for (command, commit, date), count in sorted(commands.items(), key=lambda item: (item[0][2], item[0]))
+    )
 
 
 def _missing(
-    exhibit: Exhibit, outcomes: Sequence[Outcome], good: Sequence[Outcome], seeds: int, tasks: Sequence[str]
+    exhibit: Exhibit, outcomes: Sequence[Outcome], good: Sequence[Outcome], seeds: int | None, tasks: Sequence[str]
 ) -> list[str]:
-    cells = {(*cell, seed) for cell in exhibit.cells if cell.task in tasks for seed in range(seeds)}
+    wanted = {t: seeds or max((o.seed + 1 for o in good if o.task == t), default=1) for t in tasks}
+    cells = {(*cell, seed) for cell in exhibit.cells if cell.task in tasks for seed in range(wanted[cell.task])}
     missing = cells - {outcome.cell for outcome in good}
     stale = {outcome.cell for outcome in outcomes} & missing
     said = []
@@ -72,7 +91,7 @@ def is_current(outcome: Outcome) -> bool:
 def write_page(page: Page, exhibit: Exhibit, scale: str, results: Path, origin: Origin) -> Path:
     path = results / "tables" / f"{scale}-{exhibit.name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = f"Made by `{origin.command}` at commit {origin.commit}, {origin.date}."
+    made = page.made or (f"Made by `{origin.command}` at commit {origin.commit}, {origin.date}.",)
     heading = f"{exhibit.name}: {exhibit.title} (scale {scale})"
-    write_whole(path, as_markdown(page.sheets, heading, [made, *page.remarks]).encode())
+    write_whole(path, as_markdown(page.sheets, heading, [*made, *page.remarks]).encode())
     return path

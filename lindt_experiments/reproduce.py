@@ -115,7 +115,8 @@ def _play(request: Request, jobs: Sequence[Job], origin: Origin) -> int:
 
 def _trace(request: Request) -> None:
     """Figure 1 needs weights, which no run keeps: its rounds are played here, and only points in the plane are kept."""
-    if request.task != "shake" and any(exhibit.kind == "traces" for exhibit in request.exhibits):
+    picked = request.task == "shake" or request.only or request.worlds
+    if not picked and any(exhibit.kind == "traces" for exhibit in request.exhibits):
         for seed in range(request.seeds):
             traces.reproduce(request.scale, seed, request.results, request.say)
 
@@ -145,12 +146,12 @@ def _show(request: Request, exhibit: Exhibit, kept: Sequence[Outcome], origin: O
         draws = f"`lindt figure {exhibit.name} --scale {scale}` draws it from what was kept"
         request.say(f"{exhibit.name}: {exhibit.title}. {draws}.")
         return
-    whole = page_of(exhibit, kept, scale, request.seeds)
+    whole = page_of(exhibit, kept, scale)
     path = write_page(whole, exhibit, scale, request.results, origin)
     if request.as_json:
         say_json({"event": "table", "name": exhibit.name, "file": str(path), "remarks": list(whole.remarks)})
         return
-    page = page_of(exhibit, kept, scale, request.seeds, request.task) if request.task else whole
+    page = page_of(exhibit, kept, scale, request.seeds, request.task)
     for sheet in page.sheets:
         request.console.print(as_rich(sheet))
     for remark in page.remarks:
@@ -179,10 +180,19 @@ def dry_run(request: Request) -> None:
     remarks = [
         f"{len(left)} of {len(wanted)} runs are left to play, {total:,.0f} units of work{hours}.",
         "A unit is one epoch of FedAvg over one client's data; private models that runs share are counted once.",
+        *(f"{option} chooses among {', '.join(names)}." for option, names in _names(request).items() if len(names) > 1),
     ]
     columns = ("run", "seed", "rounds played", "work", "plan")
     if not request.as_json:
         request.console.print(as_rich(Sheet(request.command, columns, tuple(rows), tuple(remarks))))
+
+
+def _names(request: Request) -> dict[str, list[str]]:
+    cells = cells_of(request.exhibits, request.task)
+    return {
+        "--only": list(dict.fromkeys(cell.method for cell in cells)),
+        "--world": list(dict.fromkeys(cell.world for cell in cells)),
+    }
 
 
 def list_exhibits(console: Console, as_json: bool) -> None:

@@ -76,8 +76,9 @@ def descend(loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Paramet
     """One step of SGD from one backward of `loss`; each group's gradient is clipped to `max_norm` apart.
 
     Returns the gradients as they were before clipping, a group at a time; None for a parameter that the loss does
-    not reach, `Thin` for a wide layer's weights (`dense()` multiplies it out). The clip is the rule of torch.nn.utils.clip_grad_norm_, folded into the step's length: the gradients
-    themselves are not touched, which saves a pass over them and leaves a tensor that two parameters share alone.
+    not reach, `Thin` for a wide layer's weights (`dense()` multiplies it out). The clip is the rule of
+    torch.nn.utils.clip_grad_norm_, folded into the step's length: the gradients themselves are not touched, which
+    saves a pass over them and leaves a tensor that two parameters share alone.
     """
     found = gradients(loss, [parameter for group in groups for parameter in group])
     result: list[list[Gradient | None]] = []

@@ -95,13 +95,24 @@ def test_the_ablation_shows_points_in_the_order_of_the_layers() -> None:
 
 
 def test_a_page_is_kept_with_what_made_it(tmp_path: Path) -> None:
-    page = page_of(EXHIBITS["table7"], THREE, "cpu", seeds=1)
+    (one, *others), late = THREE, "lindt reproduce table7 --only fedavg"
+    page = page_of(EXHIBITS["table7"], [one, *(replace(other, command=late) for other in others)], "cpu")
     path = write_page(page, EXHIBITS["table7"], "cpu", tmp_path, Origin("lindt reproduce table7", "abc", "2026-01-01"))
     assert path == tmp_path / "tables" / "cpu-table7.md"
     text = path.read_text()
-    assert "Made by `lindt reproduce table7` at commit abc, 2026-01-01." in text
+    # The runs' own commands, not the last one's, which may have played none of them.
+    assert "1 runs made by `lindt reproduce made` at commit 0123456789ab, 2021-05-06." in text
+    assert "2 runs made by `lindt reproduce table7 --only fedavg` at commit 0123456789ab, 2021-05-06." in text
+    assert "27 of 30 runs are missing." in text  # over the three seeds that there are
     assert f"CIFAR at scale cpu: {reduced('cifar', 'cpu')}." in text
     assert "| sigma 0.001*, FedAvg | 3 | 51.0 ±1.0 | 55.6 |" in text
+
+
+def test_a_page_without_runs_names_the_command(tmp_path: Path) -> None:
+    page = page_of(EXHIBITS["table8"], [], "smoke")
+    origin = Origin("lindt reproduce table8", "abc", "2026-01-01")
+    text = write_page(page, EXHIBITS["table8"], "smoke", tmp_path, origin).read_text()
+    assert "Made by `lindt reproduce table8` at commit abc, 2026-01-01." in text
 
 
 def test_markdown_by_hand() -> None:

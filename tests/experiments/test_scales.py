@@ -201,6 +201,11 @@ def test_one_cell_can_be_asked_for() -> None:
     assert len(cells_of(named("table3"), "shake", worlds=["nfl"])) == 7
     with pytest.raises(UserError, match=r"--world active-0\.4: choose among .*active-0\.3"):
         cells_of(named("table5"), worlds=["active-0.4"])
+    with pytest.raises(UserError, match="--task shake: it is about cifar alone"):
+        cells_of(named("table5"), "shake")
+    assert cells_of(named("table8"), "shake") == ()  # nothing is trained for it
+    with pytest.raises(UserError, match="--only lindt: it has no runs to choose from"):
+        cells_of(named("figure1"), only=["lindt"])
     with pytest.raises(UserError, match="--only lindt-tm --world normal: no run is both"):
         cells_of(named("table3"), only=["lindt-tm"], worlds=["normal"])
 
