@@ -51,10 +51,10 @@ def _known(name: str) -> str:
     return plain
 
 
-def draw(name: str, outcomes: Iterable[Outcome], scale: str) -> Figure:
-    """Figures 3 and 5 to 9, whole or one panel of them."""
+def draw(name: str, outcomes: Iterable[Outcome], scale: str, partial: bool = False) -> Figure:
+    """Figures 3 and 5 to 9, whole or one panel of them; with `partial` of what there is."""
     rows = ROWS.get(name, ((name,),))
-    found = _found(name, rows, outcomes, scale)
+    found = _found(name, rows, outcomes, scale, partial)
     columns = max(len(row) for row in rows)
     figure = new_figure(columns if columns > 1 else 1.25, len(rows))
     grid = figure.add_gridspec(len(rows), 2 * columns)
@@ -70,7 +70,7 @@ def draw(name: str, outcomes: Iterable[Outcome], scale: str) -> Figure:
     return figure
 
 
-def write(name: str, results: Path, scale: str, out: Path, png: bool = False) -> list[Path]:
+def write(name: str, results: Path, scale: str, out: Path, png: bool = False, partial: bool = False) -> list[Path]:
     """The figure as SVG and PDF, and its caption beside them: scale, commands, commits and dates."""
     plain = _known(name)
     if plain == "1":
@@ -78,7 +78,7 @@ def write(name: str, results: Path, scale: str, out: Path, png: bool = False) ->
         figure, caption = draw_traces(panels), caption_of_traces(panels)
     else:
         outcomes = load(results, scale)
-        figure, caption = draw(plain, outcomes, scale), _caption(plain, outcomes, scale)
+        figure, caption = draw(plain, outcomes, scale, partial), _caption(plain, outcomes, scale, partial)
     out.mkdir(parents=True, exist_ok=True)
     written = []
     with rc_context({"svg.hashsalt": "lindt"}):  # the same bytes for the same results
@@ -92,17 +92,20 @@ def write(name: str, results: Path, scale: str, out: Path, png: bool = False) ->
     return [*written, text]
 
 
-def _found(name: str, rows: Sequence[Sequence[str]], outcomes: Iterable[Outcome], scale: str) -> Found:
+def _found(name: str, rows: Sequence[Sequence[str]], outcomes: Iterable[Outcome], scale: str, partial: bool) -> Found:
     results = Results(tuple(outcomes), scale)
     cells = dict.fromkeys(cell for row in rows for panel in row for cell in PANELS[panel].lines)
     found = {cell: [outcome for _, outcome in sorted(results.of(cell).items())] for cell in cells}
     missing = [" ".join(cell) for cell, kept in found.items() if not kept]
-    if missing:
+    drawable = all(any(found[cell] for cell in PANELS[panel].lines) for row in rows for panel in row)
+    if missing and not (partial and drawable):
         whole = name.rstrip("abc")
+        rest = ", or draw what there is with --partial" if drawable else ""
         raise UserError(
             f"figure {name} at scale {scale}: not run yet: {', '.join(missing)}; "
-            f"make it with `lindt reproduce figure{whole} --scale {scale}`"
+            f"make it with `lindt reproduce figure{whole} --scale {scale}`{rest}"
         )
+    found = {cell: kept for cell, kept in found.items() if kept}
     _check_alike(name, found, scale)
     return found
 
@@ -137,9 +140,10 @@ def _footer(found: Found, scale: str) -> str:
     return f"scale: {scale}, {', '.join(told)}{band}"
 
 
-def _caption(name: str, outcomes: Iterable[Outcome], scale: str) -> str:
+def _caption(name: str, outcomes: Iterable[Outcome], scale: str, partial: bool) -> str:
     rows = ROWS.get(name, ((name,),))
-    found = _found(name, rows, outcomes, scale)
+    found = _found(name, rows, outcomes, scale, partial)
+    missing = dict.fromkeys(cell for row in rows for panel in row for cell in PANELS[panel].lines if cell not in found)
     kept = [outcome for outcomes in found.values() for outcome in outcomes]
     titles = [PANELS[panel].title for row in rows for panel in row]
     title = names()[name]
@@ -148,9 +152,10 @@ def _caption(name: str, outcomes: Iterable[Outcome], scale: str) -> str:
         *(f"{text}." for text in titles if len(titles) > 1),
         _footer(found, scale) + ".",
     ]
+    lines += [f"Not run: {', '.join(' '.join(cell) for cell in missing)}."] if missing else []
     lines += [f"Reduced: {words}." for words in dict.fromkeys(outcome.reduced for outcome in kept if outcome.reduced)]
     lines += ["", "Runs:", *(_run_line(cell, runs) for cell, runs in found.items()), ""]
-    lines.append(f"Drawn by: lindt figure {name} --scale {scale}")
+    lines.append(f"Drawn by: lindt figure {name} --scale {scale}{' --partial' if missing else ''}")
     return "\n".join(lines) + "\n"
 
 

@@ -48,12 +48,13 @@ class Panel:
     lifted: bool = False  # the attacks end
 
     def draw(self, axes: Axes, found: Found) -> None:
-        rounds = max(outcome.rounds for cell in self.lines for outcome in found[cell])
+        lines = {cell: line for cell, line in self.lines.items() if cell in found}
+        rounds = max(outcome.rounds for cell in lines for outcome in found[cell])
         first = round(self.after * rounds)
         prepare(axes, self.title, UNITS[self.curve], (first, rounds))
-        for cell, line in self.lines.items():
+        for cell, line in lines.items():
             draw_curves(axes, [_curve(self.curve, outcome, self.after) for outcome in found[cell]], line)
-        everyone = [outcome for cell in self.lines for outcome in found[cell]]
+        everyone = [outcome for cell in lines for outcome in found[cell]]
         if self.curve == "delta":
             draw_level(axes, everyone[0].epsilon, f"ε = {everyone[0].epsilon:g}", colour="black")
             lowest = min(min(_curve("delta", outcome, self.after).values(), default=0.0) for outcome in everyone)
@@ -65,7 +66,7 @@ class Panel:
 
     def _mark(self, axes: Axes, found: Found, rounds: int) -> None:
         """Detection once, for all runs are FedAvg until then; stops; the end of the attacks."""
-        runs = [outcome for cell in self.events for outcome in found[cell]]
+        runs = [outcome for cell in self.events for outcome in found.get(cell, ())]
         draw_event(axes, events(runs, lambda outcome: outcome.detected_at), DETECTED)
         if self.lifted:
             draw_event(axes, [round(LIFTED_AT * rounds)], LIFTED)

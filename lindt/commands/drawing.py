@@ -19,6 +19,7 @@ def figure(
     results: Annotated[Path, typer.Option(help="Where outcomes are kept.")] = Path("results"),
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder; by default RESULTS/figures.")] = None,
     png: Annotated[bool, typer.Option("--png", help="A PNG, too.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Draw what is kept where runs are missing.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Which figures there are.")] = False,
 ) -> None:
     """Draw a figure of the paper as SVG and PDF, from outcomes that `lindt reproduce` has kept. Nothing is trained.
@@ -38,7 +39,7 @@ def figure(
         raise UserError("which figure? name one of `lindt figure --list`, or all")
     for one in _wanted(name):
         try:
-            paths = write(one, results, scale, out or results / "figures", png)
+            paths = write(one, results, scale, out or results / "figures", png, partial)
         except UserError as error:
             if name != "all":
                 raise

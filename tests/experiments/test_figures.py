@@ -141,6 +141,25 @@ def test_what_is_missing_is_said_with_the_command(tmp_path: Path) -> None:
         write("4", tmp_path, "cpu", tmp_path)
 
 
+def test_what_there_is_can_be_drawn_and_says_what_is_not(tmp_path: Path) -> None:
+    kept = [made(method=method, curve={10: 50.0, 20: 60.0}) for method in ("fedavg", "lindt")]
+    with pytest.raises(UserError, match=r"not run yet: cifar nfl apfl.*or draw what there is with --partial"):
+        draw("5a", kept, "cpu")
+    (axes,) = draw("5a", kept, "cpu", partial=True).axes
+    assert points(axes, "LINDT") == {10: 50.0, 20: 60.0}
+    assert not [one for one in axes.lines if str(one.get_label()).startswith("APFL")]
+    with pytest.raises(UserError, match=r"not run yet: .*shake nfl lindt") as nothing:
+        draw("5", kept, "cpu", partial=True)  # its second panel would be empty
+    assert "--partial" not in str(nothing.value)
+    for outcome in kept:
+        keep(tmp_path, outcome)
+    done = CliRunner().invoke(app, ["figure", "5a", "--results", str(tmp_path), "--partial"])
+    assert done.exit_code == 0
+    caption = (tmp_path / "figures" / "figure5a-cpu.txt").read_text()
+    assert "Not run: cifar nfl apfl." in caption
+    assert "Drawn by: lindt figure 5a --scale cpu --partial" in caption
+
+
 def test_runs_of_different_sizes_are_not_drawn_together() -> None:
     with pytest.raises(UserError, match="its runs of cifar are of different sizes"):
         draw("3a", [made(world="nfl-long"), made(world="normal-long", reduced="something else")], "cpu")
