@@ -159,7 +159,7 @@ def test_a_run_that_exists_is_not_touched(lindt, tmp_path: Path) -> None:  # typ
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_says_how_to_go_on_and_goes_on_to_the_same_bytes(lindt, tmp_path: Path, number: int) -> None:  # type: ignore[no-untyped-def]
-    plan = ["--rounds", "12", *DUAL]
+    plan = ["--rounds", "12", "--set", "name=a-name-of-its-own", *DUAL]
     command = [sys.executable, "-m", "lindt.cli", "run", "--out", "cut", *plan]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
     lines = tmp_path / "cut" / "rounds.jsonl"
@@ -172,7 +172,7 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on_to_the_same_bytes(lindt, t
     assert process.returncode == 130
     assert "--resume goes on" in said
     assert 3 <= lines.read_bytes().count(b"\n") < 12
-    lindt("run", "--out", "cut", "--resume")
+    assert "a-name-of-its-own: resumed after round" in lindt("run", "--out", "cut", "--resume").stdout
     lindt("run", "--out", "straight", *plan)
     assert lines.read_bytes() == (tmp_path / "straight" / "rounds.jsonl").read_bytes()
 

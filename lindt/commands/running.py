@@ -84,8 +84,9 @@ def run(
     resolved = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
     kept = resume and not named and (folder / "plan.toml").exists()
+    name = presets.resolve(str(folder / "plan.toml")).name if kept else resolved.name
     session = Session(console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track))
-    play(session, [(resolved.name, None if kept else resolved, folder)])
+    play(session, [(name, None if kept else resolved, folder)])
 
 
 def compare(
