@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from worlds import context
 
-from lindt.adaptations.base import Context, GlobalOnly
+from lindt.adaptations.base import GlobalOnly
 from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.penalties import NoPenalty, Penalty, Proximal
@@ -73,19 +73,7 @@ def trained(penalty: Penalty, steps: int) -> torch.Tensor:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=draw))
-    ctx = Context(
-        client=0,
-        round=1,
-        rate=0.1,
-        max_norm=5.0,
-        batch=8,
-        train=Rows(x, y, torch.arange(8)),
-        loss=cross_entropy,
-        penalty=penalty,
-        received_P=read_w(copy.deepcopy(model)),
-        generator=draw,
-        device=torch.device("cpu"),
-    )
+    ctx = context(Rows(x, y, torch.arange(8)), max_norm=5.0, penalty=penalty, received=read_w(copy.deepcopy(model)))
     step = GlobalOnly().step(ctx, model, None)
     for _ in range(steps):
         step((x, y))

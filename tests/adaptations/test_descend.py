@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from worlds import context
 
-from lindt.adaptations.base import Context, descend, first_private, global_step
+from lindt.adaptations.base import descend, first_private, global_step
 from lindt.data.examples import Rows
 from lindt.models import Lstm, SmallCnn
 from lindt.penalties import Proximal
@@ -119,18 +120,11 @@ def test_the_global_step_carries_the_penalty() -> None:
     with torch.no_grad():
         model.weight.fill_(3.0)
     x, y = torch.ones(2, 1), torch.zeros(2, 1)
-    ctx = Context(
-        client=0,
-        round=1,
-        rate=0.1,
-        max_norm=1e9,
-        batch=2,
-        train=Rows(x, y, torch.arange(2)),
+    ctx = context(
+        Rows(x, y, torch.arange(2)),
         loss=lambda output, y: (output - y).square().mean(),
         penalty=Proximal(mu=0.5),
-        received_P=torch.tensor([1.0]),
-        generator=torch.Generator(),
-        device=torch.device("cpu"),
+        received=torch.tensor([1.0]),
     )
     global_step(ctx, model)((x, y))
     assert model.weight.item() == pytest.approx(3.0 - 0.1 * (2 * 3.0 + 0.5 * (3.0 - 1.0)))

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from worlds import context
 
 from lindt.adaptations.apfl import Apfl
-from lindt.adaptations.base import Context, descend
+from lindt.adaptations.base import descend
 from lindt.adaptations.thin import Thin, gradients, norm_of
 from lindt.data.examples import Rows
-from lindt.penalties import NoPenalty, Proximal
+from lindt.penalties import Proximal
 from lindt.weights import read_w
 
 
@@ -192,19 +193,7 @@ def test_apfl_moves_alpha_by_the_whole_gradient(monkeypatch: pytest.MonkeyPatch)
     for threshold in (1, 1 << 40):
         monkeypatch.setattr("lindt.adaptations.thin.WIDE", threshold)
         shared = wide()
-        ctx = Context(
-            client=0,
-            round=1,
-            rate=0.05,
-            max_norm=10.0,
-            batch=5,
-            train=Rows(x, y, torch.arange(5)),
-            loss=functional.cross_entropy,
-            penalty=NoPenalty(),
-            received_P=read_w(shared),
-            generator=torch.Generator(),
-            device=torch.device("cpu"),
-        )
+        ctx = context(Rows(x, y, torch.arange(5)), rate=0.05, max_norm=10.0)
         method = Apfl(alpha=0.3)
         private = method.begin(ctx, shared)
         with torch.no_grad():
