@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -127,17 +127,15 @@ def _footer(found: Found, scale: str) -> str:
     seeds: dict[str, set[int]] = {}
     for (task, _, _), kept in found.items():
         seeds.setdefault(task, set()).update(outcome.seed for outcome in kept)
-    said = {
-        task: f"seed{'s' if len(mine) > 1 else ''} {', '.join(map(str, sorted(mine)))}" for task, mine in seeds.items()
-    }
-    told = (
-        [f"{text} ({task.upper()})" for task, text in said.items()]
-        if len(set(said.values())) > 1
-        else [*said.values()][:1]
-    )
+    alike = len(set(map(frozenset, seeds.values()))) == 1
+    told = dict.fromkeys(_counted(mine) + ("" if alike else f" ({task.upper()})") for task, mine in seeds.items())
     several = any(len(kept) > 1 for kept in found.values())
     band = "; lines are means over seeds, bands go from the lowest to the highest" if several else ""
     return f"scale: {scale}, {', '.join(told)}{band}"
+
+
+def _counted(seeds: Collection[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, sorted(seeds)))}"
 
 
 def _caption(name: str, outcomes: Iterable[Outcome], scale: str, partial: bool) -> str:

@@ -59,7 +59,7 @@ def _made(shown: Sequence[Outcome]) -> tuple[str, ...]:
     """Runs may have come from several commands, over time."""
     commands = Counter((o.command, o.commit, o.date) for o in shown)
     return tuple(
-        f"{count} runs made by `{command}` at commit {commit}, {date}."
+        f"{count} run{'s' if count > 1 else ''} made by `{command}` at commit {commit}, {date}."
         for (command, commit, date), count in sorted(commands.items(), key=lambda item: (item[0][2], item[0]))
     )
 

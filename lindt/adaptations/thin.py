@@ -24,12 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-WIDE: Final = 1 << 17  # numbers in a matrix, from which half a core's cache is not enough for its gradient
+WIDE: Final = 1 << 17  # numbers in a matrix from which on its gradient, 512 KiB, fills a core's own cache
 THIN: Final = 8  # times as many inputs and outputs as rows: above, two Gram matrices cost less than they save
-EXACT: Final = (
-    torch.float32,
-    torch.float64,
-)  # half precision has no room for a sum of squares, complex numbers conjugate
+EXACT: Final = (torch.float32, torch.float64)  # halves have no room for squares, complex numbers would conjugate
 _PRODUCTS: Final = {"AddmmBackward0": ("_saved_mat1", 2), "MmBackward0": ("_saved_self", 1)}  # x, place of the factor
 
 

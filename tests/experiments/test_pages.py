@@ -101,7 +101,7 @@ def test_a_page_is_kept_with_what_made_it(tmp_path: Path) -> None:
     assert path == tmp_path / "tables" / "cpu-table7.md"
     text = path.read_text()
     # The runs' own commands, not the last one's, which may have played none of them.
-    assert "1 runs made by `lindt reproduce made` at commit 0123456789ab, 2021-05-06." in text
+    assert "1 run made by `lindt reproduce made` at commit 0123456789ab, 2021-05-06." in text
     assert "2 runs made by `lindt reproduce table7 --only fedavg` at commit 0123456789ab, 2021-05-06." in text
     assert "27 of 30 runs are missing." in text  # over the three seeds that there are
     assert f"CIFAR at scale cpu: {reduced('cifar', 'cpu')}." in text
