@@ -7,6 +7,8 @@ Autograd's graph says where that is the whole gradient: a matrix whose one use i
 `addmm` or `mm`, which is what nn.Linear makes of it. Weights that are used twice, shared or penalised have a second
 edge in it, and a gradient as always; so have those with a hook of their own. No model has to know.
 
+The graph also shows a convolution's bias, whose gradient is a plain sum: oneDNN takes several times as long for it.
+
 Limits: a hook on the transposed weights or on the product's own node is not seen, since Python cannot see it.
 Under activation checkpointing, asking for x_BI computes the layers before it once more.
 
@@ -16,7 +18,7 @@ Legend: B rows, I inputs, O outputs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -24,7 +26,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-WIDE: Final = 1 << 17  # numbers in a matrix from which on its gradient, 512 KiB, fills a core's own cache
+WIDE: Final = 1 << 17  # numbers in a matrix from which on its gradient, 512 KiB, fills a core's own cache; a model
+# with fewer in all has steps too short for looking at the graph
 THIN: Final = 8  # times as many inputs and outputs as rows: above, two Gram matrices cost less than they save
 EXACT: Final = (torch.float32, torch.float64)  # halves have no room for squares, complex numbers would conjugate
 _PRODUCTS: Final = {"AddmmBackward0": ("_saved_mat1", 2), "MmBackward0": ("_saved_self", 1)}  # x, place of the factor
@@ -51,14 +54,16 @@ class Thin:
 
 
 Gradient = Tensor | Thin
+Made = Callable[[Tensor], Gradient]
+Users = dict[Any, list[tuple[Any, int]]]  # of a node: the nodes whose gradient flows into it, and its place there
 
 
 def gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Gradient | None]:
     """The gradient for each parameter, thin where it can be; None for one that the loss does not reach."""
-    thin = _thin_uses(loss, parameters)
-    wanted: list[Any] = [thin[i][0] if i in thin else p for i, p in enumerate(parameters)]
+    shortcuts = _shortcuts(loss, parameters)
+    wanted: list[Any] = [shortcuts[i][0] if i in shortcuts else p for i, p in enumerate(parameters)]
     found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
-    return [Thin(g, thin[i][1]) if g is not None and i in thin else g for i, g in enumerate(found)]
+    return [shortcuts[i][1](g) if g is not None and i in shortcuts else g for i, g in enumerate(found)]
 
 
 def norm_of(grads: Sequence[Gradient]) -> Tensor:
@@ -70,11 +75,11 @@ def norm_of(grads: Sequence[Gradient]) -> Tensor:
     return length
 
 
-def _thin_uses(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[int, tuple[GradientEdge, Tensor]]:
-    """By a parameter's place: the edge that brings g_BO, and x_BI."""
-    wide = {id(p): i for i, p in enumerate(parameters) if p.numel() >= WIDE and _plain(p) and not p._backward_hooks}
-    if not wide or loss.grad_fn is None:
+def _shortcuts(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[int, tuple[GradientEdge, Made]]:
+    """By a parameter's place: an edge of the graph, and how what it brings makes the gradient."""
+    if loss.grad_fn is None or sum(p.numel() for p in parameters) < WIDE:
         return {}
+    asked = {id(p): i for i, p in enumerate(parameters) if not p._backward_hooks}
     # Who uses whom: for each node, the nodes whose gradient flows into it, with the place it has among their inputs.
     users: defaultdict[Any, list[tuple[Any, int]]] = defaultdict(list)
     leaves: dict[int, Any] = {}
@@ -87,31 +92,47 @@ def _thin_uses(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[int, tu
             if used not in users:
                 waiting.append(used)
                 variable = getattr(used, "variable", None)
-                if variable is not None and id(variable) in wide:
-                    leaves[wide[id(variable)]] = used
+                if variable is not None and id(variable) in asked:
+                    leaves[asked[id(variable)]] = used
             users[used].append((node, place))
-    found: dict[int, tuple[GradientEdge, Tensor]] = {}
     stepping = {p.untyped_storage().data_ptr() for p in parameters}
+    found: dict[int, tuple[GradientEdge, Made]] = {}
     for index, leaf in leaves.items():
-        product = _only_product(users, leaf)
-        if product is None:
-            continue
-        saved = _PRODUCTS[product.name()][0]
-        # The shape first: to ask for a saved tensor may cost its computation.
-        if getattr(product, f"{saved}_sym_sizes")[0] * THIN > min(parameters[index].shape):
-            continue
-        x_BI: Tensor = getattr(product, saved)
-        # An input that is a parameter itself would have stepped when it is needed.
-        if _plain(x_BI) and x_BI.dtype == parameters[index].dtype and x_BI.untyped_storage().data_ptr() not in stepping:
-            found[index] = GradientEdge(product, 0), x_BI.detach()
+        p = parameters[index]
+        shortcut = _bias(users, leaf) if p.dim() == 1 else _thin(users, leaf, p, stepping)
+        if shortcut is not None:
+            found[index] = shortcut
     return found
+
+
+def _thin(users: Users, leaf: Any, weights_OI: Tensor, stepping: set[int]) -> tuple[GradientEdge, Made] | None:
+    product = _only_product(users, leaf) if weights_OI.numel() >= WIDE and _plain(weights_OI) else None
+    if product is None:
+        return None
+    saved = _PRODUCTS[product.name()][0]
+    # The shape first: to ask for a saved tensor may cost its computation.
+    if getattr(product, f"{saved}_sym_sizes")[0] * THIN > min(weights_OI.shape):
+        return None
+    x_BI: Tensor = getattr(product, saved).detach()
+    # An input that is a parameter itself would have stepped when it is needed.
+    if _plain(x_BI) and x_BI.dtype == weights_OI.dtype and x_BI.untyped_storage().data_ptr() not in stepping:
+        return GradientEdge(product, 0), lambda g_BO: Thin(g_BO, x_BI)
+    return None
+
+
+def _bias(users: Users, leaf: Any) -> tuple[GradientEdge, Made] | None:
+    """A convolution's bias: the sum of what comes back to it."""
+    if [(node.name(), place) for node, place in users[leaf]] != [("ConvolutionBackward0", 2)]:
+        return None
+    ((convolution, _),) = users[leaf]
+    return GradientEdge(convolution, 0), lambda g: g.sum([0, *range(2, g.dim())])
 
 
 def _plain(matrix: Tensor) -> bool:
     return matrix.dim() == 2 and matrix.dtype in EXACT and matrix.layout is torch.strided
 
 
-def _only_product(users: dict[Any, list[tuple[Any, int]]], leaf: Any) -> Any | None:
+def _only_product(users: Users, leaf: Any) -> Any | None:
     """The product x W^T that is the only use of W, if that is what it is."""
     if not leaf.name().endswith("AccumulateGrad") or [node.name() for node, _ in users[leaf]] != ["TBackward0"]:
         return None

@@ -167,6 +167,56 @@ def test_what_the_loss_does_not_reach() -> None:
     assert missed is None
 
 
+def asked_for_bias(loss: Tensor, *parameters: nn.Parameter) -> list[bool]:
+    """Whether each convolution in the graph was asked for its bias's gradient; parity is checked on the way."""
+    asked: list[bool] = []
+    waiting, seen = [loss.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting += [used for used, _ in node.next_functions]
+        if node.name() == "ConvolutionBackward0":
+            node.register_hook(lambda inputs, _: asked.append(inputs[2] is not None))
+    reference = torch.autograd.grad(loss, parameters, retain_graph=True)
+    assert all(asked)
+    asked.clear()
+    for mine, theirs in zip(gradients(loss, parameters), reference, strict=True):
+        assert isinstance(mine, Tensor)
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Conv1d(40, 700, 5), (3, 40, 9)),
+        (nn.Conv2d(64, 96, 5, stride=2, padding=1), (3, 64, 8, 7)),
+        (nn.Conv2d(64, 96, 5), (64, 8, 7)),  # without a batch
+        (nn.Conv2d(128, 256, 5, groups=4), (3, 128, 6, 6)),
+        (nn.Conv3d(32, 64, 4), (2, 32, 5, 5, 5)),
+        (nn.ConvTranspose2d(64, 96, 5), (3, 64, 4, 4)),
+    ],
+)
+def test_a_convolutions_bias_is_a_sum(layer: nn.Module, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    assert asked_for_bias(layer(x).square().mean(), *layer.parameters()) == [False]
+
+
+def test_a_bias_of_two_convolutions_or_with_a_hook_is_left_to_autograd() -> None:
+    x = torch.randn(3, 64, 8, 7, generator=torch.Generator().manual_seed(1))
+    layer, other = nn.Conv2d(64, 96, 5), nn.Conv2d(64, 96, 5)
+    other.bias = layer.bias
+    both = layer(x).square().mean() + other(x).mean()
+    assert asked_for_bias(both, layer.weight, other.weight, layer.bias) == [True, True]
+    doubled = nn.Conv2d(64, 96, 5)
+    doubled.bias.register_hook(lambda gradient: 2 * gradient)
+    assert asked_for_bias(doubled(x).square().mean(), *doubled.parameters()) == [True]
+    small = nn.Conv2d(64, 8, 5)  # too few weights to look at the graph
+    assert asked_for_bias(small(x).square().mean(), *small.parameters()) == [True]
+
+
 @pytest.mark.parametrize("max_norm", [1000.0, 0.3])
 def test_descent_in_parity_with_torch(max_norm: float) -> None:
     torch.manual_seed(0)
