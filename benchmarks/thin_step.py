@@ -1,6 +1,6 @@
-"""A CNN step with thin gradients (lindt/adaptations/thin.py) against the same step with whole ones, by CPU time.
+"""A CNN step with the shortcuts of lindt/adaptations/thin.py against the same step without, by CPU time.
 
-    .venv/bin/python benchmarks/thin_step.py          # the dual step besides, with --dual
+    .venv/bin/python benchmarks/thin_step.py          # with --dual the dual's joint step
 
 Turns of 5 steps alternate, so that a busy spell hits neighbours alike, and each ratio is taken within a pair.
 """
