@@ -39,6 +39,11 @@ class Job:
         return self.folder.name
 
     @property
+    def models(self) -> tuple[str, float]:
+        """Runs that train the very same private models: a group shares the search, each stretch of epochs its own."""
+        return self.group, self.plan.alone.stretch
+
+    @property
     def plan_file(self) -> Path:
         return self.folder.parent / "plans" / f"{self.name}.toml"
 

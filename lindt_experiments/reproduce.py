@@ -165,12 +165,12 @@ def dry_run(request: Request) -> None:
     left = to_play(wanted, kept)
     done = [outcome for outcome in kept if is_current(outcome)]
     pace = seconds_a_unit((o, work_of(plan_for(o.task, o.world, o.method, o.scale, o.seed))) for o in done)
-    groups: set[str] = set()
+    trained: set[tuple[str, float]] = set()
     rows, total = [], 0.0
     for job in sorted(left, key=lambda job: -job.work.federation):
         played = job.played()
-        alone = 0.0 if job.group in groups or played else job.work.alone
-        groups.add(job.group)
+        alone = 0.0 if job.models in trained or played else job.work.alone
+        trained.add(job.models)
         units = alone + job.work.round * (job.plan.rounds - played)
         total += units
         rows.append((job.plan.name, str(job.plan.seed), f"{played}/{job.plan.rounds}", f"{units:,.0f}", job.key[:8]))

@@ -41,9 +41,9 @@ class Bar:
     def __init__(self, console: Console, progress: Progress, task: TaskID, jobs: Sequence[Job]) -> None:
         self.console, self.progress, self.task = console, progress, task
         self.before = {job.key: job.played() for job in jobs}
-        # Of a group that shares private models one trains them; a run that is resumed has them already.
-        first = {job.group: job.key for job in reversed(jobs) if not self.before[job.key]}
-        self.alone = {job.key: job.work.alone if first.get(job.group) == job.key else 0.0 for job in jobs}
+        # Of those that share private models one trains them; a run that is resumed has them already.
+        first = {job.models: job.key for job in reversed(jobs) if not self.before[job.key]}
+        self.alone = {job.key: job.work.alone if first.get(job.models) == job.key else 0.0 for job in jobs}
         self.total = {j.key: self.alone[j.key] + j.work.round * (j.plan.rounds - self.before[j.key]) for j in jobs}
         self.done = dict.fromkeys(self.total, 0.0)
         self.playing: dict[str, str] = {}

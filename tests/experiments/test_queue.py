@@ -164,3 +164,18 @@ def test_a_dry_run_says_what_would_be_played(tmp_path: Path, capsys: pytest.Capt
     assert "3 of 3 runs are left to play" in said
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "results").exists()
+
+
+def test_models_of_other_epochs_are_work_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """8 clients, 0.7 of one epoch at half, once and twice: 2.8, 5.6 and 11.2; `sigma` shares NFL's own."""
+    cells = [Cell("cifar", "nfl", f"alone-x{stretch}") for stretch in ("0.5", "1", "2")]
+    half, once, twice, sigma = jobs(tmp_path, *cells, SIGMA)
+    assert [job.work.alone for job in (half, once, twice)] == pytest.approx([2.8, 5.6, 11.2])
+    assert len({half.models, once.models, twice.models}) == 3
+    assert sigma.models == once.models
+    dry_run(request(tmp_path, name="private", only=(), worlds=("nfl",), as_json=True))
+    told = {
+        line["run"]: line["work"] for line in map(json.loads, capsys.readouterr().out.splitlines()) if "run" in line
+    }
+    for job in (half, once, twice):
+        assert told[job.name] == pytest.approx(job.work.alone + job.work.federation)
