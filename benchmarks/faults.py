@@ -1,7 +1,9 @@
 """Page faults and CPU time of scoring 10,000 pictures in process, call by call.
 
-.venv/bin/python benchmarks/faults.py             # with the C library's own settings
-.venv/bin/python benchmarks/faults.py --keep      # with memory kept, as `lindt run` does
+    .venv/bin/python benchmarks/faults.py             # with the C library's own settings
+    .venv/bin/python benchmarks/faults.py --keep      # with memory kept, as `lindt run` does
+
+How many there are without --keep depends on how the heap happens to lie.
 """
 
 from __future__ import annotations

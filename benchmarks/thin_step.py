@@ -32,18 +32,17 @@ Step = Callable[[Tensor, Tensor], object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dual", action="store_true", help="the dual's joint step instead of a single model's")
-    parser.add_argument("--pairs", type=int, default=PAIRS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     keep_memory()
     steps: dict[str, Step] = {way: step_of(options.dual) for way in WIDE}
     ratios = []
-    for pair in range(options.pairs):
+    for pair in range(PAIRS):
         ways = ("whole", "thin") if pair % 2 else ("thin", "whole")
         taken = {way: turn(steps[way], way, pair) for way in ways}
         ratios.append(taken["thin"] / taken["whole"])
     low, _, high = quantiles(ratios, n=4)
-    told = f"{median(ratios):.3f} ({low:.3f} to {high:.3f}), {len(ratios)} pairs"
+    told = f"{median(ratios):.3f} ({low:.3f} to {high:.3f}), {PAIRS} pairs"
     sys.stdout.write(f"{'dual' if options.dual else 'single'} step, thin / whole: {told}\n")
 
 
