@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.progress import Progress
 
 from lindt.models import Linear
 from lindt.plan import Alone, Scoring
@@ -23,6 +24,7 @@ from lindt_experiments.outcomes import load
 from lindt_experiments.queue import _next, play_all
 from lindt_experiments.reproduce import Request, dry_run, reproduce
 from lindt_experiments.scales import SIZES, plan_for
+from lindt_experiments.telling import Bar
 
 NFL, LINDT, SIGMA, IID = (
     Cell("cifar", "nfl", "fedavg"),
@@ -179,3 +181,6 @@ def test_models_of_other_epochs_are_work_of_their_own(tmp_path: Path, capsys: py
     }
     for job in (half, once, twice):
         assert told[job.name] == pytest.approx(job.work.alone + job.work.federation)
+    progress = Progress(console=Console(quiet=True))
+    bar = Bar(progress.console, progress, progress.add_task(""), [half, once, twice, sigma])
+    assert [bar.alone[job.key] for job in (half, once, twice, sigma)] == pytest.approx([2.8, 5.6, 11.2, 0])
