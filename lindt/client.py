@@ -74,8 +74,8 @@ class Client:
         # A v_i gone to NaN would never come back: the client keeps the one before, as the server keeps its w.
         if private is not None and all(_finite(tensor) for tensor in private.state_dict().values()):
             notes = {name: value for name, value in ctx.notes.items() if math.isfinite(value)}
+            prune(self.place.versions, self.id, task.keep)  # first: to look for old ones is to wait for the new one
             self.place.versions.write(self.id, task.round, (private.state_dict(), notes))
-            prune(self.place.versions, self.id, task.keep)
         w = read_w(shared)
         if not work.honest:
             w = task.w + threat.report(w - task.w, plan.seed_for("report", task.round, self.id), task.round)

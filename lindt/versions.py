@@ -8,6 +8,7 @@ is at or before the oldest checkpoint kept.
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, final
 
@@ -25,6 +26,9 @@ class Versions(Protocol):
     def read(self, client: int, round: int) -> Kept: ...
     def write(self, client: int, round: int, kept: Kept) -> None: ...
     def drop(self, client: int, round: int) -> None: ...
+    def settle(self) -> None:
+        """What was written is kept for good once this has returned; raises what went wrong."""
+        ...
 
 
 def newest(versions: Versions, client: int, *, up_to: int) -> Kept | None:
@@ -58,13 +62,13 @@ class InMemory:
         return self._kept[client][round]
 
     def write(self, client: int, round: int, kept: Kept) -> None:
-        tensors, notes = kept
-        # A copy: the module they come from goes on training.
-        copied = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        self._kept.setdefault(client, {})[round] = copied, dict(notes)
+        self._kept.setdefault(client, {})[round] = _copied(kept)
 
     def drop(self, client: int, round: int) -> None:
         del self._kept[client][round]
+
+    def settle(self) -> None:
+        """Nothing outlives the process."""
 
 
 @final
@@ -101,3 +105,47 @@ class InFolder:
 
     def drop(self, client: int, round: int) -> None:
         remove(self._path(client, round))
+
+    def settle(self) -> None:
+        """Written is synced."""
+
+
+@final
+class Behind:
+    """Versions that are written in a thread of their own: the next client trains while the disk is synced."""
+
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
+        self._thread = ThreadPoolExecutor(1, "v_i")
+        self._writing: tuple[int, Future[None]] | None = None  # whose, and its end
+
+    def settle(self) -> None:
+        if self._writing is not None:
+            (_, end), self._writing = self._writing, None
+            end.result()
+
+    def rounds(self, client: int) -> list[int]:
+        self._settle(client)
+        return self._versions.rounds(client)
+
+    def read(self, client: int, round: int) -> Kept:
+        self._settle(client)
+        return self._versions.read(client, round)
+
+    def write(self, client: int, round: int, kept: Kept) -> None:
+        self.settle()  # one after the other: whatever ends the process leaves them in the order they came
+        self._writing = client, self._thread.submit(self._versions.write, client, round, _copied(kept))
+
+    def drop(self, client: int, round: int) -> None:
+        self.settle()
+        self._versions.drop(client, round)
+
+    def _settle(self, client: int) -> None:
+        if self._writing is not None and self._writing[0] == client:
+            self.settle()
+
+
+def _copied(kept: Kept) -> Kept:
+    """The module they come from goes on training."""
+    tensors, notes = kept
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}, dict(notes)

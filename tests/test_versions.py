@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from threading import Event, Timer
+from typing import Any, final
 
 import pytest
 import torch
@@ -19,13 +21,15 @@ from lindt.errors import UserError
 from lindt.federation import RunState
 from lindt.recovery import RecoveryState
 from lindt.sealed import seal
-from lindt.versions import InFolder, InMemory, Kept, Versions, forget_after, newest, prune
+from lindt.versions import Behind, InFolder, InMemory, Kept, Versions, forget_after, newest, prune
 from lindt.weights import Buffers, read_buffers, read_w
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(params=["memory", "folder", "behind"])
 def versions(request: pytest.FixtureRequest, tmp_path: Path) -> Versions:
-    return InMemory() if request.param == "memory" else InFolder(tmp_path, "run-1")
+    folder = InFolder(tmp_path, "run-1")
+    kinds: dict[str, Versions] = {"memory": InMemory(), "folder": folder, "behind": Behind(folder)}
+    return kinds[request.param]
 
 
 def v(value: float) -> Kept:
@@ -149,6 +153,57 @@ def test_runs_are_kept_apart_and_a_new_process_finds_its_own(tmp_path: Path) -> 
     InFolder(tmp_path, "a").write(0, 1, v(1.0))
     assert found(InFolder(tmp_path, "a"), 0, 9) == 1.0
     assert found(InFolder(tmp_path, "b"), 0, 9) is None
+
+
+@final
+class Slow:
+    """A folder whose disk is held up until it is let go, and full if it is told so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.let_go, self.full = Event(), False
+        self._folder = InFolder(folder, "run")
+        self.rounds, self.read, self.drop = self._folder.rounds, self._folder.read, self._folder.drop
+
+    def write(self, client: int, round: int, kept: Kept) -> None:
+        assert self.let_go.wait(60)
+        if self.full:
+            raise OSError("no space left")
+        self._folder.write(client, round, kept)
+
+    def settle(self) -> None: ...
+
+
+def test_others_are_read_while_one_is_written_and_its_own_client_waits(tmp_path: Path) -> None:
+    slow = Slow(tmp_path)
+    behind = Behind(slow)
+    behind.write(0, 1, v(1.0))
+    assert (behind.rounds(1), slow.rounds(0)) == ([], [])
+    Timer(0.05, slow.let_go.set).start()
+    assert behind.rounds(0) == [1]  # not before it is there
+
+
+def test_settled_is_written(tmp_path: Path) -> None:
+    slow = Slow(tmp_path)
+    behind = Behind(slow)
+    behind.write(0, 1, v(1.0))
+    Timer(0.05, slow.let_go.set).start()
+    behind.settle()
+    assert slow.rounds(0) == [1]
+
+
+@pytest.mark.parametrize("then", [Behind.settle, lambda behind: behind.write(1, 1, v(1.0)), lambda b: b.rounds(0)])
+def test_a_full_disk_is_told_by_whatever_comes_next_and_once(tmp_path: Path, then: Callable[[Behind], object]) -> None:
+    slow = Slow(tmp_path)
+    slow.let_go.set()
+    slow.full = True
+    behind = Behind(slow)
+    behind.write(0, 1, v(1.0))
+    with pytest.raises(OSError, match="no space left"):
+        then(behind)
+    behind.settle()
+    slow.full = False
+    behind.write(0, 1, v(2.0))
+    assert found(behind, 0, 1) == 2.0
 
 
 def only_file(folder: Path) -> Path:

@@ -15,7 +15,7 @@ from lindt.fit import at_work
 from lindt.parties import attackers_of, backdoor_of
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
-from lindt.versions import InFolder, InMemory, Versions, forget_after
+from lindt.versions import Behind, InFolder, InMemory, Versions, forget_after
 
 
 @final
@@ -33,7 +33,7 @@ class InProcess:
         device: str = "cpu",
     ) -> None:
         torch.set_num_threads(plan.threads)
-        versions: Versions = InMemory() if folder is None else InFolder(folder, run)
+        versions: Versions = InMemory() if folder is None else Behind(InFolder(folder, run))
         place = Place(
             plan=plan,
             problem=problem,
@@ -53,8 +53,12 @@ class InProcess:
         return range(len(self.clients))
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
-        for task in tasks:
-            yield self.clients[task.client].handle(task)
+        """When it has ended, every v_i of it is kept for good."""
+        try:
+            for task in tasks:
+                yield self.clients[task.client].handle(task)
+        finally:
+            self.versions.settle()
 
     def close(self) -> None:
         """Nothing to stop: everything is in this process."""

@@ -15,6 +15,7 @@ import torch
 from stopping import alive
 from worlds import tiny, tiny_runtime
 
+from lindt import disk
 from lindt.engines.base import Task
 from lindt.engines.inprocess import InProcess
 from lindt.engines.processes import Processes
@@ -26,6 +27,7 @@ from lindt.methods import METHODS
 from lindt.plan import Alone, Plan
 from lindt.problem import problem_for
 from lindt.tasks import load_task
+from lindt.versions import InFolder
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,19 @@ def test_answers_that_nobody_waited_for_are_not_taken_for_others() -> None:
         assert mine.w is not None
         assert theirs.w is not None
         assert torch.equal(mine.w, theirs.w)
+
+
+def test_when_a_dispatch_has_ended_every_v_i_is_on_a_disk_however_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(tiny_runtime(), environment=Environment())
+    problem = problem_for(plan)
+    state = begin(plan, problem)
+    monkeypatch.setattr(disk, "watch", lambda step, _path: time.sleep(0.05) if step == "written" else None)
+    engine = InProcess(plan, problem, run="run", folder=tmp_path)
+    tasks = [Task("train", "run", i, 1, state.w, state.buffers, recovering=True) for i in range(3)]
+    assert [reply.client for reply in engine.dispatch(tasks)] == [0, 1, 2]
+    assert [InFolder(tmp_path, "run").rounds(i) for i in range(4)] == [[1], [1], [1], []]
 
 
 def test_a_mistake_in_a_worker_is_told_as_a_mistake() -> None:
