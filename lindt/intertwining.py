@@ -4,7 +4,6 @@ A forward hook on the global model keeps each point's output; a forward hook on 
 own output there by the intertwined representation. Neither model has to be rewritten, and the hooks live for
 one call, so that deepcopy, state_dict and torch.compile see two plain models.
 
-Legend: B samples, T steps of a sequence.
 """
 
 from __future__ import annotations
@@ -14,42 +13,12 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Literal, final
 
-import torch
 from torch import Tensor, nn
 
+from lindt.attaching import Per, Scale, attach, score
 from lindt.errors import PlanError, UserError
 
-Per = Literal["sample", "step"]
-Scale = Literal["paper", "sqrt_d", "cosine"]
 Position = Literal["after", "before"]
-
-_ZERO = 1e-12  # a norm below this is no direction: the score is 0.5 and its gradient stays finite
-
-
-def score(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
-    """Eq. 8: sigmoid of the scalar projection of the global representation on the local one.
-
-    One score a sample (the first dimension), or one a step of a sequence (all but the last); shaped to
-    broadcast. Limit: a module that puts time first mixes samples under `sample`.
-    """
-    # The sums run over all but the batch, or over the features only.
-    over = tuple(range(1, local_B.dim())) if per == "sample" else (-1,)
-    dot = (local_B * global_B).sum(over, keepdim=True)
-    dot = dot / _nonzero(torch.linalg.vector_norm(local_B, dim=over, keepdim=True))
-    if scale == "sqrt_d":
-        dot = dot / (local_B.numel() // dot.numel()) ** 0.5
-    elif scale == "cosine":
-        dot = dot / _nonzero(torch.linalg.vector_norm(global_B, dim=over, keepdim=True))
-    return torch.sigmoid(dot)
-
-
-def _nonzero(norm: Tensor) -> Tensor:
-    return torch.where(norm > _ZERO, norm, torch.ones_like(norm))
-
-
-def attach(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
-    """Eq. 9: h = score * G + (1 - score) * L."""
-    return torch.lerp(local_B, global_B, score(global_B, local_B, per, scale))
 
 
 @final

@@ -9,8 +9,9 @@ from typing import final
 from lindt.adaptations import Dual, FineTuneHead, Separate
 from lindt.adaptations.base import First
 from lindt.aggregators import TrimmedMean
+from lindt.attaching import Scale
 from lindt.errors import UserError
-from lindt.intertwining import Position, Scale
+from lindt.intertwining import Position
 from lindt.methods import METHODS, Method
 from lindt.recovery import EveryoneTreated, OnDetection, Persist, QuietRounds, Stop
 

@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the protocols up to the command line; a module may import from its own layer and from those before it.
 LAYERS = [
-    {"errors", "seeds", "disk", "memory", "sealed", "toml"},
+    {"errors", "seeds", "disk", "memory", "sealed", "toml", "attaching"},
     {"data", "weights", "detection", "aggregators", "robust"},
     {"fit", "penalties", "intertwining", "models", "metrics"},
     {"recovery", "adaptations", "environment"},

@@ -12,7 +12,8 @@ from lindt.adaptations.base import Context, First, Predictor, Step, descent, fir
 from lindt.adaptations.thin import Gradient, norm_of
 from lindt.data.examples import Batch
 from lindt.errors import require
-from lindt.intertwining import Intertwined, Position, Scale, intertwine
+from lindt.attaching import Scale
+from lindt.intertwining import Intertwined, Position, intertwine
 from lindt.weights import trainable
 
 

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from lindt.adaptations.base import Loss, Optimizer, Predictor
 from lindt.adaptations.dual import Dual
+from lindt.attaching import Scale
 from lindt.errors import PlanError, UserError, require
 from lindt.fit import LocalWork
 from lindt.flower.arrays import fill, packed
@@ -29,7 +30,6 @@ from lindt.flower.learning import Learner, undisturbed
 from lindt.flower.orders import Order, Report
 from lindt.flower.samples import batch_of, samples_of
 from lindt.flower.vault import Vault, default_folder
-from lindt.intertwining import Scale
 from lindt.metrics import METRICS, MeanOf, Metric
 from lindt.seeds import seed_for
 

@@ -33,9 +33,12 @@ VARIANTS: dict[str, Method] = {
 }
 
 
-def played(method: Method) -> list[dict[str, Any]]:
+SEEDS = {"runtime": 1}  # with seed 0 a round comes so close to a tie, of a pooling or a ReLU, that last bits decide
+
+
+def played(method: Method, seed: int = 0) -> list[dict[str, Any]]:
     rounds = []
-    for state, result in federate(replace(tiny_runtime(), method=method)):
+    for state, result in federate(replace(tiny_runtime(), method=method, seed=seed)):
         assert result.seen is not None
         line: dict[str, Any] = {"w": float(state.w.norm()), "delta": result.seen.delta}
         if result.scores:
@@ -46,7 +49,7 @@ def played(method: Method) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_golden_rounds(name: str) -> None:
-    found = played(VARIANTS[name])
+    found = played(VARIANTS[name], SEEDS.get(name, 0))
     if os.environ.get("LINDT_GOLDEN") == "write":
         kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
         GOLDEN.write_text(json.dumps(kept | {name: found}, indent=1, sort_keys=True) + "\n")
