@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from lindt.adaptations.base import descend
+from lindt.adaptations.descending import Descent, is_torchs
 from lindt.data.examples import Batch, Examples, add_samples, subset
 from lindt.disk import write_whole
 from lindt.fit import LocalWork, at_work, fit, forward_all, seeded
@@ -84,11 +84,12 @@ class Lesson:
     def _epochs(self, train: Examples, epochs: int) -> Iterator[tuple[int, nn.Module]]:
         """The model after each epoch, in evaluation mode; an epoch counts as a round for the rate's decay."""
         model = at_work(first_model(self.problem, self.plan), self.device, train.take(torch.arange(1))[0])
-        training, parameters, rate = self.plan.training, trainable(model), self.plan.training.rate
+        training, loss, rate = self.plan.training, self.problem.loss, self.plan.training.rate
+        kind = ("alone", loss) if is_torchs(loss) else None
+        down = Descent(lambda x, y: loss(model(x), y), [trainable(model)], [model], kind)
 
         def step(batch: Batch) -> None:
-            x, y = batch
-            descend(self.problem.loss(model(x), y), rate, training.max_norm, parameters)
+            down(batch, rate, training.max_norm)
 
         generator = torch.Generator().manual_seed(seed_for(self.seed, "batches"))
         with seeded(seed_for(self.seed, "dropout"), self.device):

@@ -201,11 +201,16 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     taken: list[int] = []
 
     def counted(*arguments: Any) -> Any:
-        taken.append(1)
-        return descend(*arguments)
+        down = Descent(*arguments)
 
-    descend = alone.descend
-    monkeypatch.setattr(alone, "descend", counted)
+        def step(*more: Any) -> Any:
+            taken.append(1)
+            return down(*more)
+
+        return step
+
+    Descent = alone.Descent
+    monkeypatch.setattr(alone, "Descent", counted)
     return taken
 
 

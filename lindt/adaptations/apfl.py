@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lindt.adaptations.base import Context, First, Predictor, Step, descend, first_private, global_step
+from lindt.adaptations.descending import Descent, is_torchs
 from lindt.adaptations.thin import Thin
 from lindt.data.examples import Batch
 from lindt.errors import require
@@ -54,17 +55,22 @@ class Apfl:
     def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
         assert isinstance(private, _Mixed)
         step_w, w, v = global_step(ctx, shared), trainable(shared), trainable(private.model)
+
+        def mixed_loss(x: Tensor, y: Tensor) -> Tensor:
+            return ctx.loss(self._output(shared, private, x), y)
+
+        kind = (self, ctx.loss) if is_torchs(ctx.loss) else None
+        down = Descent(mixed_loss, [v], [shared, private.model], kind, [private.alpha])
         moved = False
 
         def step(batch: Batch) -> None:
             nonlocal moved
-            x, y = batch
             step_w(batch)
-            loss = ctx.loss(self._output(shared, private, x), y)
             if moved:
-                descend(loss, ctx.rate, ctx.max_norm, v)
+                down(batch, ctx.rate, ctx.max_norm)
                 return
             moved = True
+            loss = mixed_loss(*batch)
             grads_w = torch.autograd.grad(loss, w, retain_graph=True, allow_unused=True)
             (stepped,) = descend(loss, ctx.rate, ctx.max_norm, v)
             grads_v = [g.dense() if isinstance(g, Thin) else g for g in stepped]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from lindt.adaptations.thin import Gradient, Thin, gradients, norm_of
+from lindt.adaptations.descending import Descent, is_torchs
+from lindt.adaptations.descending import descend as descend  # part of what methods are written with
+from lindt.adaptations.thin import Gradient
 from lindt.data.examples import Batch, Examples
-from lindt.penalties import Penalty
+from lindt.penalties import NoPenalty, Penalty, Proximal
 from lindt.weights import trainable
 
 Step = Callable[[Batch], None]
@@ -72,42 +74,29 @@ class Choosy(Protocol):
         ...
 
 
-def descend(loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Parameter]) -> list[list[Gradient | None]]:
-    """One step of SGD from one backward of `loss`; each group's gradient is clipped to `max_norm` apart.
+def descent(
+    ctx: Context,
+    named: Hashable,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *sides: tuple[nn.Module, list[nn.Parameter]],
+) -> Callable[[Batch], list[list[Gradient | None]]]:
+    """How a client steps down the loss of its batches for one round, by `Descent` or with the user's optimizer.
 
-    Returns the gradients as they were before clipping, a group at a time; None for a parameter that the loss does
-    not reach, `Thin` for a wide layer's weights (`dense()` multiplies it out). The clip is the rule of
-    torch.nn.utils.clip_grad_norm_, folded into the step's length: the gradients themselves are not touched, which
-    saves a pass over them and leaves a tensor that two parameters share alone.
+    A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings:
+    with the structure of the modules it decides what `loss` does.
     """
-    found = gradients(loss, [parameter for group in groups for parameter in group])
-    result: list[list[Gradient | None]] = []
-    with torch.no_grad():
-        for group in groups:
-            mine, found = found[: len(group)], found[len(group) :]
-            reached = [g for g in mine if g is not None]
-            if reached:
-                step = rate * min(1.0, max_norm / (float(norm_of(reached)) + 1e-6))
-                dense = [(p, g) for p, g in zip(group, mine, strict=True) if isinstance(g, Tensor)]
-                if dense:
-                    torch._foreach_add_([p for p, _ in dense], [g for _, g in dense], alpha=-step)
-                for p, g in zip(group, mine, strict=True):
-                    if isinstance(g, Thin):
-                        g.add_to(p, -step)
-            result.append(mine)
-    return result
-
-
-def descent(ctx: Context, *groups: list[nn.Parameter]) -> Callable[[Tensor], list[list[Gradient | None]]]:
-    """How a client steps down a loss for one round: by `descend`, or with the user's optimizer, one a group."""
+    groups = [group for _, group in sides]
     if ctx.optimizer is None:
-        return lambda loss: descend(loss, ctx.rate, ctx.max_norm, *groups)
+        known = is_torchs(ctx.loss) and type(ctx.penalty) in (NoPenalty, Proximal)
+        kind = (named, ctx.loss, ctx.penalty) if known else None
+        down = Descent(loss, groups, [module for module, _ in sides], kind, [ctx.received_P])
+        return lambda batch: down(batch, ctx.rate, ctx.max_norm)
     optimizers = [ctx.optimizer(group) for group in groups]
 
-    def step(loss: Tensor) -> list[list[Gradient | None]]:
+    def step(batch: Batch) -> list[list[Gradient | None]]:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss(*batch).backward()
         for optimizer in optimizers:
             optimizer.step()
         return [[p.grad for p in group] for group in groups]
@@ -129,11 +118,10 @@ def first_private(shared: nn.Module, first: First) -> nn.Module:
 
 def global_step(ctx: Context, shared: nn.Module) -> Step:
     """Alg. 1, c7: w_i <- w_i - eta * grad of the mean loss over the batch."""
-    down = descent(ctx, trainable(shared))
+    down = descent(ctx, "w", lambda x, y: ctx.shared_loss(shared, shared(x), y), (shared, trainable(shared)))
 
     def step(batch: Batch) -> None:
-        x, y = batch
-        down(ctx.shared_loss(shared, shared(x), y))
+        down(batch)
 
     return step
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private
 from lindt.adaptations.thin import Gradient, norm_of
+from lindt.attaching import Scale
 from lindt.data.examples import Batch
 from lindt.errors import require
-from lindt.attaching import Scale
 from lindt.intertwining import Intertwined, Position, intertwine
 from lindt.weights import trainable
 
@@ -55,14 +55,16 @@ class Dual:
         if self.trains == "head":
             sections = {"head": sections["head"]}
         w, v = trainable(shared), [p for section in sections.values() for p in section]
-        down = descent(ctx, w, v)
         dual.watch = True  # the mean score and v's gradient norm of the round's first batch are logged
 
-        def step(batch: Batch) -> None:
-            x, y = batch
+        def loss(x: Tensor, y: Tensor) -> Tensor:
             global_output, local_output = dual(x)
-            loss = ctx.shared_loss(shared, global_output, y) + ctx.loss(local_output, y)
-            _, grads = down(loss)
+            return ctx.shared_loss(shared, global_output, y) + ctx.loss(local_output, y)
+
+        down = descent(ctx, self, loss, (shared, w), (private, v))
+
+        def step(batch: Batch) -> None:
+            _, grads = down(batch)
             if dual.watch:
                 dual.watch = False
                 ctx.notes.update({f"score/{name}": value for name, value in dual.scores.items()})

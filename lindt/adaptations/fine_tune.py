@@ -9,7 +9,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lindt.adaptations.base import Context, Predictor, Step, descend, global_step
+from lindt.adaptations.base import Context, Predictor, Step, global_step
+from lindt.adaptations.descending import Descent, is_torchs
 from lindt.data.examples import Batch, Rows
 from lindt.errors import PlanError, require
 from lindt.fit import LocalWork, fit, forward_all
@@ -57,11 +58,11 @@ class FineTuneHead:
         tuned = copy.deepcopy(head).train()
         features = forward_all(lambda x: _input_of(shared, head, x), ctx.train, ctx.device)
         cached = Rows(features, ctx.train.labels.to(features.device), torch.arange(len(features)))
-        parameters = trainable(tuned)
+        kind = ("head", ctx.loss) if is_torchs(ctx.loss) else None
+        down = Descent(lambda x, y: ctx.loss(tuned(x), y), [trainable(tuned)], [tuned], kind)
 
         def step(batch: Batch) -> None:
-            x, y = batch
-            descend(ctx.loss(tuned(x), y), self.rate, ctx.max_norm, parameters)
+            down(batch, self.rate, ctx.max_norm)
 
         for _ in fit(step, LocalWork(cached, self.epochs), self.batch, ctx.generator, ctx.device):
             pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from torch import nn
+from torch import Tensor, nn
 
 from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private
 from lindt.data.examples import Batch
@@ -28,12 +28,15 @@ class Separate:
 
     def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
         assert private is not None
-        down = descent(ctx, trainable(shared), trainable(private))
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            # Neither loss reaches the other's weights: one backward of the sum is two separate ones.
+            return ctx.shared_loss(shared, shared(x), y) + ctx.loss(private(x), y)
+
+        down = descent(ctx, self, loss, (shared, trainable(shared)), (private, trainable(private)))
 
         def step(batch: Batch) -> None:
-            x, y = batch
-            # Neither loss reaches the other's weights: one backward of the sum is two separate ones.
-            down(ctx.shared_loss(shared, shared(x), y) + ctx.loss(private(x), y))
+            down(batch)
 
         return step
 

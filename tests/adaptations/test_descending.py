@@ -1,0 +1,257 @@
+"""Steps from a tape: bit for bit the steps the long way, and only where nothing but numbers can differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+from worlds import context
+
+from lindt.adaptations import Apfl, Dual, FineTuneHead, descending
+from lindt.adaptations.base import Adaptation, GlobalOnly
+from lindt.adaptations.descending import BEFORE, Descent
+from lindt.adaptations.separate import Separate
+from lindt.adaptations.tape import Tape
+from lindt.data.examples import Batch, Rows
+from lindt.models import Cnn, Lstm, Model, SmallCnn
+from lindt.penalties import NoPenalty, Penalty, Proximal
+from lindt.weights import read_buffers, read_w
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each step from a tape; no tape of another test is left."""
+    played: list[int] = []
+    play = Tape.play
+
+    def counted(self: Tape, inputs: Any) -> list[Tensor]:
+        played.append(len(inputs))
+        return play(self, inputs)
+
+    monkeypatch.setattr(Tape, "play", counted)
+    monkeypatch.setattr(descending, "_KEPT", {})
+    return played
+
+
+def batches(shape: tuple[int, ...], sizes: list[int], classes: int = 10) -> list[Batch]:
+    draw = torch.Generator().manual_seed(5)
+    return [(torch.randn(n, *shape, generator=draw), torch.randint(classes, (n,), generator=draw)) for n in sizes]
+
+
+def never_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descending, "BEFORE", -1)
+
+
+Built = Callable[[], nn.Module]
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10))
+
+
+def wide() -> nn.Module:
+    """A layer wide enough for a thin gradient."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 800), nn.Tanh(), nn.Dropout(0.3), nn.Linear(800, 10))
+
+
+SMALL = Cnn(side=8, kernel=2, channels=(4, 4), units=(16, 8))
+CASES: list[tuple[str, Built, Adaptation, Penalty]] = [
+    ("w", SMALL.build, GlobalOnly(), NoPenalty()),
+    ("proximal", SMALL.build, GlobalOnly(), Proximal(0.3)),
+    ("batch norm", normed, GlobalOnly(), NoPenalty()),
+    ("thin", wide, GlobalOnly(), NoPenalty()),
+    ("dual", SMALL.build, Dual(), NoPenalty()),
+    ("dual, cosine", SMALL.build, Dual(scale="cosine", position="before"), Proximal(0.3)),
+    ("dual, head", SMALL.build, Dual(trains="head"), NoPenalty()),
+    ("dual of batch norms", normed, Dual(), NoPenalty()),
+    ("dual, thin", wide, Dual(scale="sqrt_d"), NoPenalty()),
+    ("separate", SMALL.build, Separate(), NoPenalty()),
+    ("apfl", SMALL.build, Apfl(alpha=0.4), NoPenalty()),
+    ("apfl, weights", SMALL.build, Apfl(alpha=0.4, mix="weights"), NoPenalty()),
+]
+
+
+def trained(build: Built, adaptation: Adaptation, penalty: Penalty) -> list[Tensor]:
+    """Two clients after one another, each with a first round and a second; a last batch of another size in each."""
+    torch.manual_seed(0)
+    model = build().to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    found: list[Tensor] = []
+    torch.manual_seed(1)
+    for client in range(2):
+        data = batches((3, 8, 8), [10] * 18 + [4])
+        rows = Rows(data[0][0], data[0][1], torch.arange(10))
+        ctx = context(rows, max_norm=2.0, penalty=penalty, received=read_w(model) + 0.1 * client)
+        private = adaptation.begin(ctx, model)
+        for _ in range(2):
+            step = adaptation.step(ctx, model, private)
+            for batch in data:
+                step(batch)
+        for module in (model, *([] if private is None else [private])):
+            found += [read_w(module), read_buffers(module).floats_F, read_buffers(module).counts_I]
+    return [*found, torch.rand(2)]
+
+
+@pytest.mark.parametrize(("build", "adaptation", "penalty"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_every_method_gives_the_same_bits_from_a_tape(
+    build: Built, adaptation: Adaptation, penalty: Penalty, played: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_tape = trained(build, adaptation, penalty)
+    assert len(played) >= 40
+    count = len(played)
+    never_record(monkeypatch)
+    descending._KEPT.clear()
+    the_long_way = trained(build, adaptation, penalty)
+    assert len(played) == count
+    assert all(torch.equal(a, b) for a, b in zip(from_tape, the_long_way, strict=True))
+
+
+def test_fine_tuning_plays_from_a_tape_too(played: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def outputs() -> Tensor:
+        torch.manual_seed(0)
+        (x, y), *_ = batches((1, 8, 8), [70])
+        model = SmallCnn().build().eval()
+        tune = FineTuneHead(rate=0.05, epochs=20, batch=10)
+        return tune.predictor(context(Rows(x, y, torch.arange(70))), model, None)(x)
+
+    found = outputs()
+    assert len(played) == 20 * 7 - 1 - BEFORE - 1
+    never_record(monkeypatch)
+    descending._KEPT.clear()
+    assert torch.equal(found, outputs())
+
+
+def test_a_step_is_recorded_after_some_and_the_first_of_a_client_is_never_played(played: list[int]) -> None:
+    model = SmallCnn().build()
+    (batch,) = batches((1, 8, 8), [10])
+
+    def visit(steps: int) -> int:
+        before, down = len(played), descent(model)
+        for _ in range(steps):
+            down(batch, 0.1, 5.0)
+        return len(played) - before
+
+    assert visit(1 + BEFORE) == 0
+    assert visit(3) == 1  # the first, the one that is recorded, and one from the tape
+    assert visit(5) == 4
+
+
+def descent(
+    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy, kind: str | None = "w"
+) -> Descent:
+    return Descent(lambda x, y: loss(model(x), y), [[*model.parameters()]], [model], kind)
+
+
+def test_gradients_come_back_as_descend_gives_them(played: list[int]) -> None:
+    model = wide()
+    batch, *_ = batches((3, 8, 8), [10])
+    down, groups = descent(model), []
+    for _ in range(BEFORE + 4):
+        before = copy.deepcopy(model)
+        torch.manual_seed(0)
+        (found,) = down(batch, 0.0, 5.0)
+        torch.manual_seed(0)
+        groups.append(
+            (found, descending.descend(cross_entropy(before(batch[0]), batch[1]), 0.0, 5.0, [*before.parameters()]))
+        )
+    assert played
+    for mine, (theirs,) in groups:
+        assert [type(g) for g in mine] == [type(g) for g in theirs]
+        assert torch.equal(mine[0].x_BI, theirs[0].x_BI)  # type: ignore[union-attr]
+        assert torch.equal(mine[1], theirs[1])  # type: ignore[arg-type]
+
+
+class Moody(nn.Module):
+    """A layer of the user's, whose Python may do something else the next time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.calls = nn.Linear(64, 10), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.inner(x)
+        return out if self.calls % 2 else -out
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model[1].register_forward_hook(lambda _module, _inputs, output: output * 1.0)
+    return model
+
+
+def patched() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model[1].forward = lambda x: linear(x, model[1].weight)  # type: ignore[method-assign,assignment]
+    return model
+
+
+def watched() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model[1].weight.register_hook(lambda g: g * 2)
+    return model
+
+
+@pytest.mark.parametrize("build", [lambda: nn.Sequential(nn.Flatten(), Moody()), hooked, patched, watched])
+def test_only_plain_layers_are_recorded(build: Built, played: list[int]) -> None:
+    model = build()
+    (batch,) = batches((1, 8, 8), [10])
+    down = descent(model)
+    for _ in range(BEFORE + 5):
+        down(batch, 0.1, 5.0)
+    assert not played
+
+
+def test_a_loss_of_the_users_own_is_not_recorded(played: list[int]) -> None:
+    model = SmallCnn().build()
+    data = batches((1, 8, 8), [10] * (BEFORE + 5))
+    ctx = context(Rows(*data[0], torch.arange(10)), loss=lambda output, y: cross_entropy(output, y))
+    step = GlobalOnly().step(ctx, model, None)
+    for batch in data:
+        step(batch)
+    assert not played
+
+
+def test_recurrent_layers_are_not_recorded(played: list[int]) -> None:
+    model = Lstm(hidden=4).build(9)
+    down = descent(model)
+    for _ in range(BEFORE + 5):
+        down((torch.randint(9, (3, 5)), torch.randint(9, (3,))), 0.1, 5.0)
+    assert not played
+
+
+@pytest.mark.parametrize("changed", ["structure", "mode", "frozen", "kind", "loss of nothing"])
+def test_a_tape_is_for_one_kind_of_step(changed: str, played: list[int]) -> None:
+    """Each of these does other operators on the same shapes."""
+    (batch,) = batches((1, 8, 8), [10])
+
+    def make(act: nn.Module) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10), act, nn.Dropout(0.5), nn.Linear(10, 10))
+
+    first = descent(make(nn.ReLU()))
+    for _ in range(BEFORE + 3):
+        first(batch, 0.1, 5.0)
+    before = len(played)
+    assert before
+    model = make(nn.Tanh() if changed == "structure" else nn.ReLU())
+    if changed == "mode":
+        model.eval()
+    if changed == "frozen":
+        model[1].requires_grad_(False)  # type: ignore[index]
+    other = descent(model, kind="other" if changed == "kind" else None if changed == "loss of nothing" else "w")
+    if changed == "frozen":
+        other = Descent(lambda x, y: cross_entropy(model(x), y), [[*model[4].parameters()]], [model], "w")  # type: ignore[index]
+    other(batch, 0.1, 5.0)
+    other(batch, 0.1, 5.0)
+    assert len(played) == before
+
+
+def test_other_recipes_share_nothing() -> None:
+    models: list[Model] = [SMALL, Cnn(side=8, kernel=2, channels=(4, 4), units=(16, 8), dropout=0.4)]
+    kinds = {descending._structure([one.build(10)], []) for one in models}
+    assert len(kinds) == 2
