@@ -42,12 +42,14 @@ def measure(method: str, rounds: int, workers: int, name: str = "cifar-nfl") -> 
     from lindt.engines.inprocess import InProcess
     from lindt.engines.processes import Processes
     from lindt.federation import begin, play_round
+    from lindt.memory import keep_memory
     from lindt.problem import problem_for
     from lindt.records import about_run
     from lindt.store import Store
 
     plan = presets.resolve(name, [f"method={method}", "alone.private=false", "scoring.last=1"], rounds=rounds)
     problem = problem_for(plan)
+    keep_memory()  # as `lindt run` does
     training: list[float] = []
     scoring: list[float] = []
     memory: list[float] = []
