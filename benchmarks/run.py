@@ -119,9 +119,11 @@ def machine() -> dict[str, object]:
     """No names: what the numbers depend on."""
     told = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.partition(":")[2].strip() for line in told.splitlines() if line.startswith("model name")]
+    vectors = [name for name in ("avx512f", "avx2", "avx") if name in told.split()]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "processor": models[0] if models else platform.machine(),
+        "vectors": vectors[0] if vectors else "",  # the widest instructions that its kernels may use
         "cores": os.cpu_count(),
         "memory in GB": round(memory, 1),
         "system": platform.system(),

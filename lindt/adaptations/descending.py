@@ -13,7 +13,7 @@ from lindt.adaptations.tape import Tape, record
 from lindt.adaptations.thin import Gradient, Thin, gradients, norm_of
 from lindt.data.examples import Batch
 
-BEFORE: Final = 20  # steps of a kind that are taken before one is recorded, which costs as much as three
+BEFORE: Final = 20  # steps of a kind that are taken before one is recorded, which takes up to three times as long
 MOST: Final = 100  # shapes of batches that are remembered of a kind
 # Layers that do the same for the same shapes whenever they are asked, and whose `repr` says all there is to say.
 PLAIN: Final = {
