@@ -15,7 +15,7 @@ from lindt.data.examples import Batch
 
 BEFORE: Final = 20  # steps of a kind that are taken before one is recorded, which takes up to three times as long
 MOST: Final = 100  # shapes of batches that are remembered of a kind
-# Layers that do the same for the same shapes whenever they are asked, and whose `repr` says all there is to say.
+# Layers that do the same for the same shapes whenever they are asked; what else they do is in their settings.
 PLAIN: Final = {
     nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten,
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding,
@@ -23,6 +23,8 @@ PLAIN: Final = {
     nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
 }  # fmt: skip
+
+SETTINGS: Final = (int, float, str, tuple, type(None))
 
 Gradients = list[Gradient | None]
 Slopes = list[tuple[Gradients, Tensor | None]]  # by group: the gradients, and their norm where there are any
@@ -172,8 +174,10 @@ def _plain(module: nn.Module) -> bool:
 
 
 def _structure(modules: Sequence[nn.Module], held: Sequence[Tensor]) -> Hashable:
-    modes = tuple(one.training for module in modules for one in module.modules())
-    return tuple(map(repr, modules)), modes, tuple((*_signature(t), t.requires_grad) for t in held)
+    """What decides the operators besides the batch: the layers, their settings and modes, and how weights lie."""
+    layers = [one for module in modules for one in module.modules()]
+    settings = [tuple((k, v) for k, v in vars(one).items() if isinstance(v, SETTINGS)) for one in layers]
+    return tuple(map(type, layers)), tuple(settings), tuple((*_signature(t), t.requires_grad) for t in held)
 
 
 def _signature(tensor: Tensor) -> tuple[Hashable, ...]:

@@ -18,7 +18,7 @@ from lindt.adaptations.descending import BEFORE, Descent
 from lindt.adaptations.separate import Separate
 from lindt.adaptations.tape import Tape
 from lindt.data.examples import Batch, Rows
-from lindt.models import Cnn, Lstm, Model, SmallCnn
+from lindt.models import Cnn, Lstm, SmallCnn
 from lindt.penalties import NoPenalty, Penalty, Proximal
 from lindt.weights import read_buffers, read_w
 
@@ -251,7 +251,19 @@ def test_a_tape_is_for_one_kind_of_step(changed: str, played: list[int]) -> None
     assert len(played) == before
 
 
-def test_other_recipes_share_nothing() -> None:
-    models: list[Model] = [SMALL, Cnn(side=8, kernel=2, channels=(4, 4), units=(16, 8), dropout=0.4)]
-    kinds = {descending._structure([one.build(10)], []) for one in models}
-    assert len(kinds) == 2
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (SMALL.build(10), Cnn(side=8, kernel=2, channels=(4, 4), units=(16, 8), dropout=0.4).build(10)),
+        (nn.AvgPool2d(2, padding=1), nn.AvgPool2d(2, padding=1, count_include_pad=False)),  # which repr does not say
+        (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
+        (nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None)),
+        (nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular")),
+        (nn.Embedding(4, 2), nn.Embedding(4, 2, padding_idx=1)),
+    ],
+)
+def test_layers_of_other_settings_are_of_another_kind(one: nn.Module, other: nn.Module) -> None:
+    kinds = [descending._structure([module], [*module.parameters()]) for module in (one, copy.deepcopy(one), other)]
+    assert kinds[0] == kinds[1]
+    assert hash(kinds[0]) == hash(kinds[1])
+    assert kinds[0] != kinds[2]
