@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from lindt.adaptations.descending import Descent, is_torchs
+from lindt.adaptations.descending import Descent, kind_of
 from lindt.data.examples import Batch, Examples, add_samples, subset
 from lindt.disk import write_whole
 from lindt.fit import LocalWork, at_work, fit, forward_all, seeded
@@ -85,8 +85,7 @@ class Lesson:
         """The model after each epoch, in evaluation mode; an epoch counts as a round for the rate's decay."""
         model = at_work(first_model(self.problem, self.plan), self.device, train.take(torch.arange(1))[0])
         training, loss, rate = self.plan.training, self.problem.loss, self.plan.training.rate
-        kind = ("alone", loss) if is_torchs(loss) else None
-        down = Descent(lambda x, y: loss(model(x), y), [trainable(model)], [model], kind)
+        down = Descent(lambda x, y: loss(model(x), y), [trainable(model)], [model], kind_of(loss, "alone"))
 
         def step(batch: Batch) -> None:
             down(batch, rate, training.max_norm)

@@ -50,7 +50,8 @@ def _nonzero(norm: Tensor) -> Tensor:
 
 def attach(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
     """Eq. 9: h = score * G + (1 - score) * L. Limit: it can be differentiated once."""
-    if torch.compiler.is_compiling():  # which makes a better one of the plain formula
+    plain = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()  # they make their own backward
+    if plain or local_B.dtype == torch.float16:  # which has no room for 1 / |L|^2
         return torch.lerp(local_B, global_B, score(global_B, local_B, per, scale))
     h: Tensor = _Attach.apply(global_B, local_B, per, scale)  # type: ignore[no-untyped-call]
     return h

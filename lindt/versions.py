@@ -121,8 +121,12 @@ class Behind:
 
     def settle(self) -> None:
         if self._writing is not None:
-            (_, end), self._writing = self._writing, None
-            end.result()
+            _, end = self._writing
+            try:
+                end.result()
+            finally:
+                if end.done():  # an interrupted wait is for another to end
+                    self._writing = None
 
     def rounds(self, client: int) -> list[int]:
         self._settle(client)

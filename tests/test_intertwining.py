@@ -126,6 +126,21 @@ def test_the_gradient_is_that_of_the_formula(seed: int, shape: tuple[int, ...], 
         assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
+def test_half_precision_keeps_its_gradient_finite() -> None:
+    L, G = (torch.full((1, 3), size, dtype=torch.float16, requires_grad=True) for size in (3e-4, 1.0))
+    for found in torch.autograd.grad(attach(G, L).sum(), [L, G]):
+        assert found.isfinite().all()
+
+
+def test_transforms_of_functions_go_through() -> None:
+    L, G = tensors(0, (4, 3), 1.0)
+    alone = torch.func.vmap(lambda one, other: attach(one[None], other[None])[0])(G, L)
+    assert torch.allclose(alone, attach(G, L), atol=1e-6)
+    slope = torch.func.grad(lambda local: attach(G, local).square().sum())(L)
+    (wanted,) = torch.autograd.grad(attach(G, L.requires_grad_()).square().sum(), [L])
+    assert torch.allclose(slope, wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("per", PERS)
 @pytest.mark.parametrize("tiny", [0.0, 1e-45, 1e-38, 1e-30, 1e-20, 1e-13])

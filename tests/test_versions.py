@@ -206,6 +206,28 @@ def test_a_full_disk_is_told_by_whatever_comes_next_and_once(tmp_path: Path, the
     assert found(behind, 0, 1) == 2.0
 
 
+def test_who_is_interrupted_while_waiting_leaves_the_wait_to_the_next(tmp_path: Path) -> None:
+    slow = Slow(tmp_path)
+    behind = Behind(slow)
+    behind.write(0, 1, v(1.0))
+    _, end = behind._writing or (0, None)
+    assert end is not None
+    wait, asked = end.result, []
+
+    def interrupted() -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            raise KeyboardInterrupt
+        wait()
+
+    end.result = interrupted  # type: ignore[method-assign,assignment]
+    with pytest.raises(KeyboardInterrupt):
+        behind.settle()
+    Timer(0.05, slow.let_go.set).start()
+    behind.settle()
+    assert slow.rounds(0) == [1]
+
+
 def only_file(folder: Path) -> Path:
     (path,) = [path for path in folder.rglob("*") if path.is_file()]
     return path

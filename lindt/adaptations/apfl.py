@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lindt.adaptations.base import Context, First, Predictor, Step, descend, first_private, global_step
-from lindt.adaptations.descending import Descent, is_torchs
+from lindt.adaptations.descending import Descent, kind_of
 from lindt.adaptations.thin import Thin
 from lindt.data.examples import Batch
 from lindt.errors import require
@@ -59,8 +59,7 @@ class Apfl:
         def mixed_loss(x: Tensor, y: Tensor) -> Tensor:
             return ctx.loss(self._output(shared, private, x), y)
 
-        kind = (self, ctx.loss) if is_torchs(ctx.loss) else None
-        down = Descent(mixed_loss, [v], [shared, private.model], kind, [private.alpha])
+        down = Descent(mixed_loss, [v], [shared, private.model], kind_of(ctx.loss, self), [private.alpha])
         moved = False
 
         def step(batch: Batch) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from lindt.adaptations.descending import Descent, is_torchs
+from lindt.adaptations.descending import Descent, kind_of
 from lindt.adaptations.descending import descend as descend  # part of what methods are written with
 from lindt.adaptations.thin import Gradient
 from lindt.data.examples import Batch, Examples
@@ -87,8 +87,8 @@ def descent(
     """
     groups = [group for _, group in sides]
     if ctx.optimizer is None:
-        known = is_torchs(ctx.loss) and type(ctx.penalty) in (NoPenalty, Proximal)
-        kind = (named, ctx.loss, ctx.penalty) if known else None
+        known = ctx.penalty if isinstance(ctx.penalty, NoPenalty | Proximal) else None  # another may do anything
+        kind = kind_of(ctx.loss, named, known)
         down = Descent(loss, groups, [module for module, _ in sides], kind, [ctx.received_P])
         return lambda batch: down(batch, ctx.rate, ctx.max_norm)
     optimizers = [ctx.optimizer(group) for group in groups]

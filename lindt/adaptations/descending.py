@@ -8,6 +8,8 @@ from typing import Final, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.module import _has_any_global_hook
 
 from lindt.adaptations.tape import Tape, record
 from lindt.adaptations.thin import Gradient, Thin, gradients, norm_of
@@ -24,7 +26,7 @@ PLAIN: Final = {
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
 }  # fmt: skip
 
-SETTINGS: Final = (int, float, str, tuple, type(None))
+SIMPLE: Final = (int, float, str, type(None))
 
 Gradients = list[Gradient | None]
 Slopes = list[tuple[Gradients, Tensor | None]]  # by group: the gradients, and their norm where there are any
@@ -71,9 +73,10 @@ def _move(slopes: Slopes, rate: float, max_norm: float, groups: Sequence[list[nn
 class Descent:
     """`descend` over and over, for one client: `loss` of a batch, which asks `modules` and nothing else that changes.
 
-    `kind` says what the loss is besides its modules, such as the method and its settings; None: it may be anything.
-    Steps of a kind that has been met often are recorded and played from a tape, with the same bits. A client's first
-    step is always taken the long way, so that a method may look closer at it.
+    `kind` says what the loss is besides its modules (see `kind_of`); None: it may be anything. Steps of a kind that has
+    been met often are recorded and played from a tape, with the same bits; gradients that come from one are not to be
+    changed in place. A client's first step is always taken the long way, so that a method may look closer at it.
+    Limit: modules are looked at once. Who freezes, hooks or switches a layer later takes a new Descent.
     """
 
     def __init__(
@@ -86,14 +89,17 @@ class Descent:
     ) -> None:
         self._loss, self._groups = loss, list(groups)
         self._held = [*also, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
-        known = kind is not None and all(map(_plain, modules)) and not torch.is_autocast_enabled("cpu")
+        known = kind is not None and all(map(_plain, modules))
         self._kept = _KEPT.setdefault((kind, _structure(modules, self._held)), {}) if known else None
         self._first = True
 
     def __call__(self, batch: Batch, rate: float, max_norm: float) -> list[Gradients]:
         x, y = batch
         first, self._first = self._first, False
-        slopes = self._long_way(x, y) if first or self._kept is None else self._recorded(x, y, self._kept)
+        if first or self._kept is None or torch.is_autocast_enabled("cpu") or torch.is_anomaly_enabled():
+            slopes = self._long_way(x, y)
+        else:
+            slopes = self._recorded(x, y, self._kept)
         return _move(slopes, rate, max_norm, self._groups)
 
     def _long_way(self, x: Tensor, y: Tensor) -> Slopes:
@@ -157,28 +163,50 @@ def _shape(slope: tuple[Gradients, Tensor | None]) -> tuple[list[int], int]:
     return [2 if isinstance(g, Thin) else int(g is not None) for g in found], int(norm is not None)
 
 
-def is_torchs(loss: Callable[..., Tensor]) -> bool:
-    """A loss of torch.nn.functional does the same for the same shapes; one of the user's may do anything."""
-    return getattr(loss, "__module__", "") == "torch.nn.functional"
+def kind_of(loss: Callable[..., Tensor], *named: Hashable) -> Hashable:
+    """The kind of steps down a loss: the method, its settings, whatever else decides what is computed of the modules.
+
+    None where that cannot be told: a loss of torch.nn.functional does the same for the same shapes, one of the
+    user's may do anything.
+    """
+    known = getattr(functional, getattr(loss, "__name__", ""), None) is loss and None not in named
+    try:
+        hash(named)
+    except TypeError:
+        return None
+    return (loss, *named) if known else None
 
 
 def _plain(module: nn.Module) -> bool:
     """Whether all of its layers are torch's own, as they came: no hooks, no forward put in their place."""
-    return all(
-        type(one) in PLAIN
-        and "forward" not in vars(one)
-        and not (one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks)
-        and not any(p._backward_hooks for p in one.parameters(recurse=False))
-        for one in module.modules()
+    return (
+        all(
+            type(one) in PLAIN
+            and "forward" not in vars(one)
+            and one._compiled_call_impl is None
+            and not (one._forward_hooks or one._forward_pre_hooks or one._backward_hooks or one._backward_pre_hooks)
+            and not any(p._backward_hooks for p in one.parameters(recurse=False))
+            for one in module.modules()
+        )
+        and not _has_any_global_hook()
     )
 
 
 def _structure(modules: Sequence[nn.Module], held: Sequence[Tensor]) -> Hashable:
     """What decides the operators besides the batch: the layers, their settings and modes, and how weights lie."""
-    layers = [one for module in modules for one in module.modules()]
-    settings = [tuple((k, v) for k, v in vars(one).items() if isinstance(v, SETTINGS)) for one in layers]
-    return tuple(map(type, layers)), tuple(settings), tuple((*_signature(t), t.requires_grad) for t in held)
+    place = {id(tensor): index for index, tensor in enumerate(held)}
+    layers = [
+        (
+            name,
+            type(one),
+            *(v if isinstance(v, SIMPLE) else repr(v) for k, v in vars(one).items() if k[0] != "_"),
+            *(place.get(id(t), -1) for t in (*one._parameters.values(), *one._buffers.values())),
+        )
+        for module in modules
+        for name, one in module.named_modules(remove_duplicate=False)  # a layer that is used twice is there twice
+    ]
+    return tuple(layers), tuple((*_signature(t), t.requires_grad) for t in held)
 
 
 def _signature(tensor: Tensor) -> tuple[Hashable, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device

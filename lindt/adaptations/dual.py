@@ -61,7 +61,8 @@ class Dual:
             global_output, local_output = dual(x)
             return ctx.shared_loss(shared, global_output, y) + ctx.loss(local_output, y)
 
-        down = descent(ctx, self, loss, (shared, w), (private, v))
+        named = (self, *dual.points.items())
+        down = descent(ctx, named, loss, (shared, w), (private, v))
 
         def step(batch: Batch) -> None:
             _, grads = down(batch)

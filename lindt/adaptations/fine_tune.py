@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lindt.adaptations.base import Context, Predictor, Step, global_step
-from lindt.adaptations.descending import Descent, is_torchs
+from lindt.adaptations.descending import Descent, kind_of
 from lindt.data.examples import Batch, Rows
 from lindt.errors import PlanError, require
 from lindt.fit import LocalWork, fit, forward_all
@@ -58,7 +58,7 @@ class FineTuneHead:
         tuned = copy.deepcopy(head).train()
         features = forward_all(lambda x: _input_of(shared, head, x), ctx.train, ctx.device)
         cached = Rows(features, ctx.train.labels.to(features.device), torch.arange(len(features)))
-        kind = ("head", ctx.loss) if is_torchs(ctx.loss) else None
+        kind = kind_of(ctx.loss, "head")
         down = Descent(lambda x, y: ctx.loss(tuned(x), y), [trainable(tuned)], [tuned], kind)
 
         def step(batch: Batch) -> None:

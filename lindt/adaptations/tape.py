@@ -83,6 +83,7 @@ class _Recorder(TorchDispatchMode):
         self._slots = 0
         self._refused = False
         for tensor in inputs:
+            self._refused |= id(tensor) in self._slot  # the same one twice may be two the next time
             self._new(tensor)
 
     @classmethod

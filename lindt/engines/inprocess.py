@@ -61,7 +61,7 @@ class InProcess:
             self.versions.settle()
 
     def close(self) -> None:
-        """Nothing to stop: everything is in this process."""
+        """Nothing to stop: everything is in this process, and a dispatch leaves nothing unwritten."""
 
     def forget_after(self, round: int) -> None:
         for client in self.clients:

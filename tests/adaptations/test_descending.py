@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +17,7 @@ from worlds import context
 
 from lindt.adaptations import Apfl, Dual, FineTuneHead, descending
 from lindt.adaptations.base import Adaptation, GlobalOnly
-from lindt.adaptations.descending import BEFORE, Descent
+from lindt.adaptations.descending import BEFORE, Descent, kind_of
 from lindt.adaptations.separate import Separate
 from lindt.adaptations.tape import Tape
 from lindt.data.examples import Batch, Rows
@@ -251,19 +254,83 @@ def test_a_tape_is_for_one_kind_of_step(changed: str, played: list[int]) -> None
     assert len(played) == before
 
 
+def chain(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers)
+
+
+A, B = nn.Linear(3, 3), nn.Linear(3, 3)
+TANH = nn.Tanh()
+
+
+def tied(one: int, other: int) -> nn.Module:
+    model = chain(nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3))
+    model[one].weight = model[other].weight  # type: ignore[index]
+    return model
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         (SMALL.build(10), Cnn(side=8, kernel=2, channels=(4, 4), units=(16, 8), dropout=0.4).build(10)),
         (nn.AvgPool2d(2, padding=1), nn.AvgPool2d(2, padding=1, count_include_pad=False)),  # which repr does not say
+        (nn.MaxPool2d([2, 4]), nn.MaxPool2d([4, 2])),  # type: ignore[arg-type]
         (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2)),
+        (nn.LeakyReLU(np.float32(0.1)), nn.LeakyReLU(np.float32(0.2))),  # type: ignore[arg-type]
         (nn.BatchNorm1d(3), nn.BatchNorm1d(3, momentum=None)),
         (nn.Conv1d(2, 2, 3, padding=1), nn.Conv1d(2, 2, 3, padding=1, padding_mode="circular")),
         (nn.Embedding(4, 2), nn.Embedding(4, 2, padding_idx=1)),
+        (chain(A, TANH, B, TANH), chain(A, TANH, B)),
+        (chain(A, B, A), chain(A, B, B)),
+        (chain(chain(A, nn.Tanh(), B), nn.Tanh()), chain(chain(A, nn.Tanh()), B, nn.Tanh())),
+        (tied(0, 2), tied(1, 2)),
+        (nn.Linear(3, 3), nn.Linear(3, 3, device="meta")),
     ],
 )
-def test_layers_of_other_settings_are_of_another_kind(one: nn.Module, other: nn.Module) -> None:
+def test_what_differs_in_more_than_numbers_is_of_another_kind(one: nn.Module, other: nn.Module) -> None:
     kinds = [descending._structure([module], [*module.parameters()]) for module in (one, copy.deepcopy(one), other)]
     assert kinds[0] == kinds[1]
     assert hash(kinds[0]) == hash(kinds[1])
     assert kinds[0] != kinds[2]
+
+
+def test_which_losses_have_a_kind() -> None:
+    @functools.wraps(cross_entropy)
+    def wrapped(output: Tensor, y: Tensor) -> Tensor:
+        return 2 * cross_entropy(output, y)
+
+    assert kind_of(cross_entropy, "w") == (cross_entropy, "w")
+    assert kind_of(wrapped, "w") is None
+    assert kind_of(functools.partial(cross_entropy, reduction="sum"), "w") is None
+    assert kind_of(cross_entropy, None) is None
+    assert kind_of(cross_entropy, Dual(points=["pool1"])) is None  # type: ignore[arg-type]  # no hash
+
+
+@pytest.mark.parametrize("how", ["autocast", "anomaly", "a hook on all modules"])
+def test_nothing_is_played_where_more_than_operators_count(how: str, played: list[int]) -> None:
+    model = SmallCnn().build()
+    (batch,) = batches((1, 8, 8), [10])
+    down = descent(model)
+    for _ in range(BEFORE + 3):
+        down(batch, 0.1, 5.0)
+    before = len(played)
+    assert before
+    with ExitStack() as stack:
+        if how == "autocast":
+            stack.enter_context(torch.autocast("cpu"))
+        elif how == "anomaly":
+            stack.enter_context(pytest.warns(UserWarning, match="Anomaly"))
+            stack.enter_context(torch.autograd.detect_anomaly())
+        else:
+            hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
+            stack.callback(hook.remove)
+            down = descent(model)
+        for _ in range(2):
+            down(batch, 0.1, 5.0)
+    assert len(played) == before
+
+
+def test_a_compiled_module_is_not_plain() -> None:
+    model = SmallCnn().build()
+    assert descending._plain(model)
+    model.compile(backend="eager")
+    assert not descending._plain(model)

@@ -109,6 +109,11 @@ def test_what_may_be_otherwise_the_next_time_is_refused(work: Callable[[Tensor],
     assert taped(work, torch.ones(2)) is None
 
 
+def test_one_tensor_given_twice_is_refused() -> None:
+    a = torch.ones(2)
+    assert record(lambda: [a + a], [a, a]) is None
+
+
 def test_a_refused_work_is_done_all_the_same() -> None:
     a = torch.tensor([1.0, 2.0], requires_grad=True)
     done: list[Tensor] = []
