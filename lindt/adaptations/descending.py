@@ -90,7 +90,7 @@ class Descent:
         self._loss, self._groups = loss, list(groups)
         self._held = [*also, *(t for module in modules for t in (*module.parameters(), *module.buffers()))]
         known = kind is not None and all(map(_plain, modules))
-        self._kept = _KEPT.setdefault((kind, _structure(modules, self._held)), {}) if known else None
+        self._kept = _KEPT.setdefault((kind, _structure(modules, self._held, groups)), {}) if known else None
         self._first = True
 
     def __call__(self, batch: Batch, rate: float, max_norm: float) -> list[Gradients]:
@@ -192,8 +192,10 @@ def _plain(module: nn.Module) -> bool:
     )
 
 
-def _structure(modules: Sequence[nn.Module], held: Sequence[Tensor]) -> Hashable:
-    """What decides the operators besides the batch: the layers, their settings and modes, and how weights lie."""
+def _structure(
+    modules: Sequence[nn.Module], held: Sequence[Tensor], groups: Sequence[Sequence[Tensor]] = ()
+) -> Hashable:
+    """What decides the operators besides the batch: layers, their settings and modes, how weights lie, which step."""
     place = {id(tensor): index for index, tensor in enumerate(held)}
     layers = [
         (
@@ -205,7 +207,8 @@ def _structure(modules: Sequence[nn.Module], held: Sequence[Tensor]) -> Hashable
         for module in modules
         for name, one in module.named_modules(remove_duplicate=False)  # a layer that is used twice is there twice
     ]
-    return tuple(layers), tuple((*_signature(t), t.requires_grad) for t in held)
+    stepping = tuple(tuple(place.get(id(p), -1) for p in group) for group in groups)
+    return tuple(layers), tuple((*_signature(t), t.requires_grad) for t in held), stepping
 
 
 def _signature(tensor: Tensor) -> tuple[Hashable, ...]:

@@ -293,6 +293,22 @@ def test_what_differs_in_more_than_numbers_is_of_another_kind(one: nn.Module, ot
     assert kinds[0] != kinds[2]
 
 
+def test_other_groups_are_of_another_kind(played: list[int]) -> None:
+    """The same loss of the same layers, of which once all step and once only the head."""
+    model = wide().eval()
+    (batch,) = batches((3, 8, 8), [10])
+    down = descent(model)
+    for _ in range(BEFORE + 3):
+        down(batch, 0.1, 5.0)
+    before, base = len(played), read_w(model[1])  # type: ignore[index]
+    assert before
+    head = Descent(lambda x, y: cross_entropy(model(x), y), [[*model[4].parameters()]], [model], "w")  # type: ignore[index]
+    for _ in range(BEFORE + 4):
+        head(batch, 0.1, 5.0)
+    assert len(played) == before + 2
+    assert torch.equal(read_w(model[1]), base)  # type: ignore[index]
+
+
 def test_which_losses_have_a_kind() -> None:
     @functools.wraps(cross_entropy)
     def wrapped(output: Tensor, y: Tensor) -> Tensor:
