@@ -85,7 +85,11 @@ class Lesson:
         """The model after each epoch, in evaluation mode; an epoch counts as a round for the rate's decay."""
         model = at_work(first_model(self.problem, self.plan), self.device, train.take(torch.arange(1))[0])
         training, loss, rate = self.plan.training, self.problem.loss, self.plan.training.rate
-        down = Descent(lambda x, y: loss(model(x), y), [trainable(model)], [model], kind_of(loss, "alone"))
+
+        def objective(x: Tensor, y: Tensor) -> Tensor:
+            return loss(model(x), y)
+
+        down = Descent(objective, [trainable(model)], [model], kind_of(objective, loss, "alone"))
 
         def step(batch: Batch) -> None:
             down(batch, rate, training.max_norm)

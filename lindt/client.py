@@ -171,9 +171,10 @@ class Client:
         private = self.place.plan.method.adaptation.begin(ctx, self.place.shared)
         if private is None or kept is None:
             return private
-        tensors, ctx.notes = kept[0], dict(kept[1])
+        ctx.notes.clear()
+        ctx.notes.update(kept[1])
         try:
-            private.load_state_dict(tensors)
+            private.load_state_dict(kept[0])
         except RuntimeError as error:
             raise UserError(f"client {self.id}: its v_i does not fit the model: {error}") from None
         return private.train(self.place.shared.training)

@@ -59,7 +59,7 @@ class Apfl:
         def mixed_loss(x: Tensor, y: Tensor) -> Tensor:
             return ctx.loss(self._output(shared, private, x), y)
 
-        down = Descent(mixed_loss, [v], [shared, private.model], kind_of(ctx.loss, self), [private.alpha])
+        down = Descent(mixed_loss, [v], [shared, private.model], kind_of(mixed_loss, ctx.loss, self), [private.alpha])
         moved = False
 
         def step(batch: Batch) -> None:

@@ -14,7 +14,7 @@ from lindt.adaptations.descending import Descent, kind_of
 from lindt.adaptations.descending import descend as descend  # part of what methods are written with
 from lindt.adaptations.thin import Gradient
 from lindt.data.examples import Batch, Examples
-from lindt.penalties import NoPenalty, Penalty, Proximal
+from lindt.penalties import Penalty
 from lindt.weights import trainable
 
 Step = Callable[[Batch], None]
@@ -25,9 +25,12 @@ First = Literal["copy", "random"]
 
 
 @final
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Context:
-    """What a client has at hand in one round, whatever the method."""
+    """What a client has at hand in one round, whatever the method.
+
+    It is frozen, since recorded steps keep its loss and penalty: `dataclasses.replace` makes one with others.
+    """
 
     client: int
     round: int
@@ -82,13 +85,13 @@ def descent(
 ) -> Callable[[Batch], list[list[Gradient | None]]]:
     """How a client steps down the loss of its batches for one round, by `Descent` or with the user's optimizer.
 
-    A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings:
-    with the structure of the modules it decides what `loss` does.
+    A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings.
+    Steps are recorded only where `loss` is defined in this package and `named` holds every Python number that it
+    reads: a tape would keep the numbers of the step that was recorded (see `kind_of`). Others take the long way.
     """
     groups = [group for _, group in sides]
     if ctx.optimizer is None:
-        known = ctx.penalty if isinstance(ctx.penalty, NoPenalty | Proximal) else None  # another may do anything
-        kind = kind_of(ctx.loss, named, known)
+        kind = kind_of(loss, ctx.loss, named, ctx.penalty)
         down = Descent(loss, groups, [module for module, _ in sides], kind, [ctx.received_P])
         return lambda batch: down(batch, ctx.rate, ctx.max_norm)
     optimizers = [ctx.optimizer(group) for group in groups]

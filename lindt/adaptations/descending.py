@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Final, final
 
 import torch
@@ -73,9 +74,10 @@ def _move(slopes: Slopes, rate: float, max_norm: float, groups: Sequence[list[nn
 class Descent:
     """`descend` over and over, for one client: `loss` of a batch, which asks `modules` and nothing else that changes.
 
-    `kind` says what the loss is besides its modules (see `kind_of`); None: it may be anything. Steps of a kind that has
-    been met often are recorded and played from a tape, with the same bits; gradients that come from one are not to be
-    changed in place. A client's first step is always taken the long way, so that a method may look closer at it.
+    `kind` says what the loss is besides its modules, every Python number that it reads included (see `kind_of`);
+    None: it may be anything, and no step is recorded. Steps of a kind that has been met often are recorded and played
+    from a tape, with the same bits; gradients that come from one are not to be changed in place. A client's first step
+    is always taken the long way, so that a method may look closer at it.
     Limit: modules are looked at once. Who freezes, hooks or switches a layer later takes a new Descent.
     """
 
@@ -163,18 +165,32 @@ def _shape(slope: tuple[Gradients, Tensor | None]) -> tuple[list[int], int]:
     return [2 if isinstance(g, Thin) else int(g is not None) for g in found], int(norm is not None)
 
 
-def kind_of(loss: Callable[..., Tensor], *named: Hashable) -> Hashable:
-    """The kind of steps down a loss: the method, its settings, whatever else decides what is computed of the modules.
+def kind_of(objective: Callable[..., Tensor], loss: Callable[..., Tensor], *named: Hashable) -> Hashable:
+    """The kind of steps down an objective: the loss, the method, its settings, all that decides the operators.
 
-    None where that cannot be told: a loss of torch.nn.functional does the same for the same shapes, one of the
-    user's may do anything.
+    None where the operators cannot be known. A tape keeps every Python number that the objective read while it was
+    recorded, so all of them must be in the kind. That is so for an objective of this package: it reads numbers from
+    `named` only. An objective that is defined elsewhere may read anything (`self.share`, `ctx.round`), and so may a
+    method of the user's that one of ours calls. A loss of torch.nn.functional does the same for the same shapes.
     """
-    known = getattr(functional, getattr(loss, "__name__", ""), None) is loss and None not in named
+    known = getattr(functional, getattr(loss, "__name__", ""), None) is loss and all(map(_fixed, named))
+    own = isinstance(objective, FunctionType) and _in_package(objective.__globals__.get("__name__"))
     try:
         hash(named)
     except TypeError:
         return None
-    return (loss, *named) if known else None
+    return (loss, *named) if known and own else None
+
+
+def _fixed(value: object) -> bool:
+    """Whether it is a plain value, or one of this package's frozen settings: then equal values do the same."""
+    if isinstance(value, tuple):
+        return all(map(_fixed, value))
+    return type(value) in (bool, int, float, str) or _in_package(type(value).__module__)
+
+
+def _in_package(module: object) -> bool:
+    return isinstance(module, str) and module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _plain(module: nn.Module) -> bool:

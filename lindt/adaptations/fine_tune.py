@@ -58,8 +58,11 @@ class FineTuneHead:
         tuned = copy.deepcopy(head).train()
         features = forward_all(lambda x: _input_of(shared, head, x), ctx.train, ctx.device)
         cached = Rows(features, ctx.train.labels.to(features.device), torch.arange(len(features)))
-        kind = kind_of(ctx.loss, "head")
-        down = Descent(lambda x, y: ctx.loss(tuned(x), y), [trainable(tuned)], [tuned], kind)
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return ctx.loss(tuned(x), y)
+
+        down = Descent(loss, [trainable(tuned)], [tuned], kind_of(loss, ctx.loss, "head"))
 
         def step(batch: Batch) -> None:
             down(batch, self.rate, ctx.max_norm)

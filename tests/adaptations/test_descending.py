@@ -6,7 +6,8 @@ import copy
 import functools
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import FrozenInstanceError, dataclass, replace
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 from worlds import context
 
-from lindt.adaptations import Apfl, Dual, FineTuneHead, descending
-from lindt.adaptations.base import Adaptation, GlobalOnly
+from lindt.adaptations import Apfl, Dual, FineTuneHead, base, descending
+from lindt.adaptations.base import Adaptation, Context, GlobalOnly, Predictor, Step
 from lindt.adaptations.descending import BEFORE, Descent, kind_of
 from lindt.adaptations.separate import Separate
 from lindt.adaptations.tape import Tape
 from lindt.data.examples import Batch, Rows
+from lindt.intertwining import Intertwined
 from lindt.models import Cnn, Lstm, SmallCnn
 from lindt.penalties import NoPenalty, Penalty, Proximal
 from lindt.weights import read_buffers, read_w
@@ -219,6 +221,94 @@ def test_a_loss_of_the_users_own_is_not_recorded(played: list[int]) -> None:
     assert not played
 
 
+@final
+@dataclass(frozen=True)
+class Fading:
+    """A method whose own loss has a coefficient that falls with the rounds, to 0 in the third."""
+
+    def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
+        return None
+
+    def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
+        share = max(0.0, 1 - 0.5 * (ctx.round - 1))
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return share * ctx.loss(shared(x), y)
+
+        down = base.descent(ctx, self, loss, (shared, [*shared.parameters()]))
+
+        def step(batch: Batch) -> None:
+            down(batch)
+
+        return step
+
+    def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
+        return shared
+
+
+def test_a_loss_whose_coefficient_changes_between_rounds_is_not_recorded(played: list[int]) -> None:
+    model = SmallCnn().build()
+    data = batches((1, 8, 8), [10] * (BEFORE + 5))
+    rows = Rows(*data[0], torch.arange(10))
+    moved = []
+    for round in (1, 2, 3):
+        before = read_w(model)
+        step = Fading().step(replace(context(rows), round=round), model, None)
+        for batch in data:
+            step(batch)
+        moved.append(float((read_w(model) - before).norm()))
+    assert moved[0] > moved[1] > 0
+    assert moved[2] == 0  # the loss is 0
+    assert not played
+
+
+class Wavering(Dual):  # type: ignore[misc]  # what a user may do, although it is final
+    """A dual model whose local output is scaled by a number that changes."""
+
+    factor = 1.0
+
+    def dual(self, shared: nn.Module, private: nn.Module) -> Intertwined:
+        made = super().dual(shared, private)
+        made.register_forward_hook(lambda _module, _inputs, outputs: (outputs[0], self.factor * outputs[1]))
+        return made
+
+
+def test_a_loss_of_the_package_that_runs_code_of_the_users_is_not_recorded(played: list[int]) -> None:
+    model, data = SMALL.build(), batches((3, 8, 8), [10] * (BEFORE + 5))
+    ctx = context(Rows(*data[0], torch.arange(10)))
+    step = Wavering().step(ctx, model, copy.deepcopy(model))
+    for batch in data:
+        step(batch)
+    assert not played
+
+
+class Growing(Proximal):  # type: ignore[misc]
+    """A penalty of the user's that calls itself one of the package's."""
+
+    calls = 0
+
+    def __call__(self, shared: nn.Module, received_P: Tensor) -> Tensor | None:
+        Growing.calls += 1
+        return self.calls * shared.get_parameter("0.bias").square().sum()
+
+
+def test_a_penalty_of_the_users_is_not_recorded(played: list[int]) -> None:
+    data = batches((1, 8, 8), [10] * (BEFORE + 5))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Flatten(), nn.Linear(64, 10))
+    step = GlobalOnly().step(context(Rows(*data[0], torch.arange(10)), penalty=Growing()), model, None)
+    for batch in data:
+        step(batch)
+    assert not played
+
+
+def test_what_a_loss_reads_of_the_context_cannot_change_within_a_round() -> None:
+    """Else a tape would go on with the penalty of the step that was recorded."""
+    (batch,) = batches((1, 8, 8), [10])
+    ctx = context(Rows(*batch, torch.arange(10)))
+    with pytest.raises(FrozenInstanceError):
+        ctx.penalty = Proximal(3.0)  # type: ignore[misc]
+
+
 def test_recurrent_layers_are_not_recorded(played: list[int]) -> None:
     model = Lstm(hidden=4).build(9)
     down = descent(model)
@@ -314,11 +404,20 @@ def test_which_losses_have_a_kind() -> None:
     def wrapped(output: Tensor, y: Tensor) -> Tensor:
         return 2 * cross_entropy(output, y)
 
-    assert kind_of(cross_entropy, "w") == (cross_entropy, "w")
-    assert kind_of(wrapped, "w") is None
-    assert kind_of(functools.partial(cross_entropy, reduction="sum"), "w") is None
-    assert kind_of(cross_entropy, None) is None
-    assert kind_of(cross_entropy, Dual(points=["pool1"])) is None  # type: ignore[arg-type]  # no hash
+    own = Context.shared_loss  # any function of the package
+    assert kind_of(own, cross_entropy, "w") == (cross_entropy, "w")
+    assert kind_of(own, wrapped, "w") is None
+    assert kind_of(own, functools.partial(cross_entropy, reduction="sum"), "w") is None
+    assert kind_of(own, cross_entropy, None) is None
+    assert kind_of(own, cross_entropy, Dual(points=["pool1"])) is None  # type: ignore[arg-type]  # no hash
+    assert kind_of(own, cross_entropy, Fading()) is None
+    assert kind_of(functools.partial(own), cross_entropy, "w") is None
+
+    @functools.wraps(own)
+    def disguised(ctx: Context, shared: nn.Module, output: Tensor, y: Tensor) -> Tensor:
+        return 2 * own(ctx, shared, output, y)
+
+    assert kind_of(disguised, cross_entropy, "w") is None
 
 
 @pytest.mark.parametrize("how", ["autocast", "anomaly", "a hook on all modules"])
