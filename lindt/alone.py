@@ -6,7 +6,8 @@ Both follow one rule (plan.Alone) and the one training loop.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -20,6 +21,7 @@ from lindt.adaptations.descending import Descent, kind_of
 from lindt.data.examples import Batch, Examples, add_samples, subset
 from lindt.disk import write_whole
 from lindt.fit import LocalWork, at_work, fit, forward_all, seeded
+from lindt.metrics import Metric
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
 from lindt.seeds import seed_for
@@ -124,7 +126,7 @@ class Lesson:
         if self.plan.alone.stretch != 1:
             digest.update(f"stretch {self.plan.alone.stretch!r}".encode())
         loss = self.problem.loss
-        digest.update(getattr(loss, "__qualname__", repr(loss)).encode())
+        digest.update(name_of(loss).encode())
         for tensor in model.state_dict().values():  # frozen weights and buffers too
             digest.update(tensor.contiguous().numpy().tobytes())
         # A changed forward, loss or metric need not show in its name: what they say of a few samples does.
@@ -137,6 +139,42 @@ class Lesson:
         for data in (self.train, self.test):
             add_samples(digest, data)
         return digest.hexdigest()
+
+
+def training_key(
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    metric: Metric,
+    train: Examples,
+    test: Examples,
+    rule: Sequence[object],
+) -> str:
+    """A hash of what decides a private model's scores in a user's own loop: the untrained model, loss, metric, data.
+
+    `rule` holds the settings: epochs, batch size, seed, optimizer. What model, loss and metric say of a few samples
+    is part of the key, since a changed `forward` need not show in a name. Limit: data that differ each time they are
+    read, by a generator that no seed of torch, NumPy or Python reaches, give another key each time.
+    """
+    digest = hashlib.sha256()
+    for part in (model, *map(name_of, (loss, metric, *rule)), torch.__version__):
+        digest.update(f"{part!r}\n".encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    few = subset(test, torch.arange(min(len(test), 16)))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    outputs = forward_all(model.eval(), few, device).cpu()
+    said = (outputs, loss(outputs, few.labels), metric.per_sample(outputs, few.labels))
+    digest.update(repr([tensor.tolist() for tensor in said]).encode())
+    for data in (train, test):
+        add_samples(digest, data)
+    return digest.hexdigest()
+
+
+def name_of(value: object) -> str:
+    """A name that is the same in every process: of a function its own, else the representation without addresses."""
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 @final

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -225,6 +227,19 @@ def test_what_is_cached_is_not_trained_again(tmp_path: Path, steps: list[int]) -
     cache.outputs(lesson(name="client 1"))
     assert len(steps) > trained
     assert len(list((tmp_path / "new" / "folder").iterdir())) == 2
+
+
+def test_a_loss_has_the_same_key_in_every_process() -> None:
+    """The representation of a partial holds an address, which is another in the next process."""
+
+    def smoothed(output: Tensor, y: Tensor, share: float) -> Tensor:
+        return cross_entropy(output, y, label_smoothing=share)
+
+    twin = types.FunctionType(smoothed.__code__, smoothed.__globals__, smoothed.__name__)
+    twin.__qualname__ = smoothed.__qualname__
+    one, same, other = (functools.partial(f, share=s) for f, s in ((smoothed, 0.1), (twin, 0.1), (smoothed, 0.2)))
+    assert repr(one) != repr(same)
+    assert lesson(loss=one).key() == lesson(loss=same).key() != lesson(loss=other).key()
 
 
 def test_a_stretched_lesson_does_not_choose_again(tmp_path: Path, steps: list[int]) -> None:

@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from lindt.adaptations.base import Loss, Optimizer, Predictor
 from lindt.adaptations.dual import Dual
+from lindt.alone import training_key
 from lindt.attaching import Scale
 from lindt.errors import PlanError, UserError, require
 from lindt.fit import LocalWork
@@ -127,7 +128,7 @@ class LindtMod:
             test, learner = self._samples(context, "test")
             central = learner.scores(shared.eval(), test)
             local = learner.scores(predict, test) if own else central
-            alone = self._alone(context, order, vault, len(test)) if self.private_epochs else None
+            alone = self._alone(context, order, vault) if self.private_epochs else None
             better = local - alone if alone is not None else torch.zeros(0)
             return Report(
                 client=self._client(context),
@@ -149,18 +150,24 @@ class LindtMod:
         own = vault.read(private, up_to=order.round)
         return self.learner.predictor(shared, private if own else None), shared, own
 
-    def _alone(self, context: Context, order: Order, vault: Vault, samples: int) -> Tensor:
-        kept = vault.read_alone(self.private_epochs, samples)
+    def _alone(self, context: Context, order: Order, vault: Vault) -> Tensor:
+        seed = seed_for(0, order.experiment, self._client(context), "alone")
+        with undisturbed(seed, self.learner.device):
+            model = self.model(context)
+            (train, learner), (test, _) = self._samples(context, "train"), self._samples(context, "test")
+            optimizer = learner.optimizer([*model.parameters()])
+            rule = (self.private_epochs, learner.batch, seed, optimizer, learner.device.type)
+            key = training_key(model, learner.loss, learner.metric, train, test, rule)
+        kept = vault.read_alone(key, len(test))
         if kept is not None:
             return kept
-        seed = seed_for(0, order.experiment, self._client(context), "alone")
         with undisturbed(seed, self.learner.device):
             model = self.model(context).to(self.learner.device)
             train, learner = self._samples(context, "train")
             learner.train_alone(model, LocalWork(train, self.private_epochs), seed)
             test, _ = self._samples(context, "test")
             scores = learner.scores(model.eval(), test)
-        vault.write_alone(self.private_epochs, scores)
+        vault.write_alone(key, scores)
         return scores
 
     def _check(self, message: Message, context: Context, order: Order) -> None:

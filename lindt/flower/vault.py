@@ -114,20 +114,20 @@ class Vault:
         prune(self._versions, CLIENT, order.keep)
         return True
 
-    def read_alone(self, epochs: int, samples: int) -> Tensor | None:
-        """The private model's score of each test sample; None where it is of other settings or data."""
+    def read_alone(self, key: str, samples: int) -> Tensor | None:
+        """The private model's score of each test sample; None where its key says other settings, model or data."""
         path = self.home / "alone.safetensors"
         if not path.exists():
             return None
         try:
             with safe_open(path, framework="pt") as file:
                 scores: Tensor = file.get_tensor("scores")
-                same = (file.metadata() or {}).get("epochs") == str(epochs) and scores.shape == (samples,)
+                same = (file.metadata() or {}).get("key") == key and scores.shape == (samples,)
                 same = same and scores.is_floating_point() and bool(torch.isfinite(scores).all())
         except (SafetensorError, OSError):
             return None  # damaged: it can be trained anew
         return scores if same else None
 
-    def write_alone(self, epochs: int, scores: Tensor) -> None:
-        blob = save({"scores": scores.contiguous()}, {"epochs": str(epochs)})
+    def write_alone(self, key: str, scores: Tensor) -> None:
+        blob = save({"scores": scores.contiguous()}, {"key": key})
         write_whole(self.home / "alone.safetensors", blob)

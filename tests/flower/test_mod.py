@@ -246,6 +246,52 @@ def test_beta_is_reported_by_each_client(grid: FakeGrid, tmp_path: Path) -> None
     assert again.content["metrics"]["lindt-private"] == metrics["lindt-private"]
 
 
+def mirrored(context: Context, split: str) -> tuple[Tensor, Tensor]:
+    """As many samples, of which others are right."""
+    x, y = samples(context, split)
+    return -x, y
+
+
+def doubled(_: Context) -> nn.Module:
+    """The same structure with other first weights."""
+    model = net()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    return model
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"data": mirrored},
+        {"data": lambda c, s: mirrored(c, s) if s == "test" else samples(c, s)},
+        {"model": lambda _: nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))},
+        {"model": doubled},
+        {"loss": lambda output, y: 2 * cross_entropy(output, y)},
+        {"optimizer": lambda params: torch.optim.SGD(params, lr=0.1)},
+        {"batch": 20},
+        {"private_epochs": 4},
+        {"metric": lambda output, y: -cross_entropy(output, y, reduction="none")},
+    ],
+    ids=["data", "test data", "structure", "weights", "loss", "rate", "batch", "epochs", "metric"],
+)
+def test_a_client_trains_alone_anew_where_something_changed(
+    changed: dict[str, Any], grid: FakeGrid, tmp_path: Path
+) -> None:
+    sent, context = ArrayRecord(net().state_dict()), context_of(grid)
+
+    def written(**settings: Any) -> int:
+        app = own_app([mod(tmp_path, **({"private_epochs": 2} | settings))])
+        app(ordered(grid, "evaluate", sent, 1, recovering=False), context)
+        (kept,) = tmp_path.rglob("alone.safetensors")
+        return kept.stat().st_mtime_ns
+
+    at = written()
+    assert written() == at
+    assert written(**changed) != at
+
+
 @pytest.mark.parametrize(
     "give",
     [

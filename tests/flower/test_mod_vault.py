@@ -146,14 +146,14 @@ def test_where_it_lies_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert default_folder() == tmp_path / "data" / "lindt" / "private"
 
 
-def test_the_private_score_is_kept_for_the_same_data_and_epochs(tmp_path: Path) -> None:
+def test_the_private_score_is_kept_for_the_same_key(tmp_path: Path) -> None:
     kept, scores = vault(tmp_path), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
-    assert kept.read_alone(5, 3) is None
-    kept.write_alone(5, scores)
-    found = kept.read_alone(5, 3)
+    assert kept.read_alone("a", 3) is None
+    kept.write_alone("a", scores)
+    found = kept.read_alone("a", 3)
     assert found is not None
     assert found.tolist() == [1.0, 0.0, 1.0]
-    assert kept.read_alone(6, 3) is None
-    assert kept.read_alone(5, 4) is None
+    assert kept.read_alone("b", 3) is None
+    assert kept.read_alone("a", 4) is None
     (kept.home / "alone.safetensors").write_bytes(b"broken")
-    assert kept.read_alone(5, 3) is None
+    assert kept.read_alone("a", 3) is None

@@ -93,7 +93,7 @@ def sealed(data: bytes) -> None:
             InFolder(FOLDER / "private", seeds.RUN).read(0, 3)
     vault = Vault(FOLDER, "vault", "0")
     written("vault/client-0/alone.safetensors", data)
-    vault.read_alone(5, 3)
+    vault.read_alone("5", 3)
 
 
 def archive(data: bytes) -> None:
