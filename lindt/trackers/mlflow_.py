@@ -23,13 +23,13 @@ def open_run(folder: Path, run: str, name: str, plan: Mapping[str, object], done
     # A run that goes on is found by its id, so that both parts are one run.
     known = client.search_runs([experiment], f"tags.`{TAG}` = '{run}'", max_results=1) if done else []
     tracked = known[0] if known else client.create_run(experiment, run_name=folder.name, tags={TAG: run, "plan": name})
-    return Mlflow(client, tracked.info.run_id, {} if known else plan)
+    return Mlflow(client, tracked.info.run_id, {} if known else plan, done)
 
 
 @final
 class Mlflow:
-    def __init__(self, client: Any, run_id: str, plan: Mapping[str, object]) -> None:
-        self.client, self.run_id, self.last = client, run_id, 0
+    def __init__(self, client: Any, run_id: str, plan: Mapping[str, object], done: int) -> None:
+        self.client, self.run_id, self.last = client, run_id, done
         self.status = "KILLED"  # until the run has ended
         from mlflow.entities import Param
 

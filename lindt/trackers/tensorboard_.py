@@ -18,6 +18,7 @@ class TensorBoard:
 
         # What an interrupted run wrote of rounds that are played again is taken back.
         self.writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+        self.last = done  # a run that is resumed after its last round ends without another round
         if not done:
             lines = "\n".join(f"    {field} = {value!r}" for field, value in plan.items())
             self.writer.add_text("plan", lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from worlds import tiny
 
 from lindt.errors import UserError
 from lindt.running import Ended, run_plan
-from lindt.trackers import choice
+from lindt.trackers import choice, mlflow_, tensorboard_
 from lindt.trackers.choice import check_trackers
 from lindt.trackers.telling import tracked
 from lindt.trackers.values import end_values, round_values, settings
@@ -99,3 +99,33 @@ def test_a_tracker_that_is_not_there_gets_a_sentence(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(choice, "TRACKERS", {"mlflow": "no_such_package"})
     with pytest.raises(UserError, match=r"pip install 'lindt\[mlflow\]'"):
         check_trackers(["mlflow"])
+
+
+def test_a_run_that_is_resumed_after_its_last_round_keeps_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped between the last round and the summary: no round is left to play."""
+    told: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str, purge_step: int | None) -> None:
+            assert purge_step == 5
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            told.append((name, value, step))
+
+    class Client:
+        def log_batch(self, run_id: str, metrics: Sequence[tuple[str, float, int, int]] = ()) -> None:
+            told.extend((name, value, step) for name, value, _, step in metrics)
+
+        def update_run(self, run_id: str, status: str) -> None: ...
+
+    fakes = {"torch.utils.tensorboard": {"SummaryWriter": Writer}, "mlflow": {}, "mlflow.entities": {}}
+    fakes["mlflow.entities"] = {"Metric": lambda *fields: fields, "Param": lambda *fields: fields}
+    for name, members in fakes.items():
+        module = types.ModuleType(name)
+        vars(module).update(members)
+        monkeypatch.setitem(sys.modules, name, module)
+    tensorboard_.open_run(tmp_path, "id", "plan", {}, done=4).end({"end/beta": 0.5})
+    mlflow_.Mlflow(Client(), "id", {}, done=4).end({"end/beta": 0.5})
+    assert told == [("end/beta", 0.5, 4)] * 2
