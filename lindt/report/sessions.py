@@ -32,6 +32,7 @@ from lindt.trackers.choice import check_trackers
 from lindt.trackers.telling import tracked
 
 Job = tuple[str, Plan | None, Path]
+MOST_ROWS = 200  # of clients in a table
 
 
 @final
@@ -187,10 +188,12 @@ def describe_data(session: Session, plan: Plan, picture: Path) -> None:
     table = Table(title=f"{plan.name}, seed {plan.seed}: {amount}", title_justify="left")
     for name in ("client", "train", "test", "labels", ""):
         table.add_column(name, justify="right" if name in ("client", "train", "test") else "left")
-    for one in clients:
+    for one in clients[:MOST_ROWS]:
         who, attacker = f"{one['client']} {one.get('name', '')}".strip(), "attacker" if one["attacker"] else ""
         table.add_row(who, str(one["train"]), str(one["test"]), _held(about, one["labels"]), attacker)
     session.console.print(table)
+    if len(clients) > MOST_ROWS:
+        session.say(f"and {len(clients) - MOST_ROWS:,} clients more; --json lists all")
     session.say(f"picture: {picture}")
 
 

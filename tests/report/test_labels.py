@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from itertools import pairwise
@@ -12,7 +13,10 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
+from rich.console import Console
 
+from lindt import presets
+from lindt.report import sessions
 from lindt.report.labels import ATTACKER, BENIGN, draw_labels, label_figure
 
 
@@ -42,6 +46,20 @@ def test_colours_and_bars_are_the_counts() -> None:
     assert heat.images[0].get_array().tolist() == [[3, 1], [None, 20]]  # type: ignore[union-attr]
     assert [text.get_text() for text in heat.get_yticklabels()] == ["cat", "dog"]
     assert [text.get_text() for text in heat.get_xticklabels()] == ["0", "1"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_any_number_of_clients_is_drawn(named: bool, tmp_path: Path) -> None:
+    clients = 20_000
+    counts_NC = np.random.default_rng(0).integers(0, 5, (clients, 3))
+    roles = [f"role {i}" for i in range(clients)] if named else None
+    figure = label_figure(counts_NC, roles=roles, attackers=frozenset(range(0, clients, 7)))
+    assert overlapping(figure) == []
+    labels = [text.get_text() for text in shown(figure.axes[1].get_xticklabels())]
+    assert 5 <= len(labels) <= 100
+    assert len(figure.axes[0].patches) == 0  # 20,000 bars would take most of a minute
+    assert sum(len(lines.get_segments()) for lines in figure.axes[0].collections) == clients  # type: ignore[attr-defined]
+    figure.savefig(tmp_path / "labels.png", dpi=150)
 
 
 def test_attackers_are_marked_and_explained_only_if_there_are_any() -> None:
@@ -99,3 +117,14 @@ def test_names_must_match_the_counts() -> None:
 def test_neither_torch_nor_pyplot_is_imported() -> None:
     code = "import sys, lindt.report.labels; assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_table_of_many_clients_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "MOST_ROWS", 3)
+    said = io.StringIO()
+    session = sessions.Session(Console(file=said, width=120))
+    sessions.describe_data(session, presets.resolve("digits-nfl"), tmp_path / "labels.png")
+    text = said.getvalue()
+    assert "20 clients" in text
+    assert "and 17 clients more; --json lists all" in text
+    assert sum("attacker" in line or ":" in line for line in text.splitlines()) < 10
