@@ -9,7 +9,6 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 Per = Literal["sample", "step"]
 Scale = Literal["paper", "sqrt_d", "cosine"]
@@ -49,7 +48,7 @@ def _nonzero(norm: Tensor) -> Tensor:
 
 
 def attach(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
-    """Eq. 9: h = score * G + (1 - score) * L. Limit: it can be differentiated once."""
+    """Eq. 9: h = score * G + (1 - score) * L."""
     plain = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()  # they make their own backward
     if plain or local_B.dtype == torch.float16:  # which has no room for 1 / |L|^2
         return torch.lerp(local_B, global_B, score(global_B, local_B, per, scale))
@@ -67,14 +66,16 @@ class _Attach(torch.autograd.Function):
         score = torch.sigmoid(projection)
         kept = [global_B, local_B, projection, score, norm]
         ctx.save_for_backward(*kept, *([other] if isinstance(other, Tensor) else []))
-        ctx.per, ctx.factor = per, other
+        ctx.per, ctx.scale, ctx.factor = per, scale, other
         return torch.lerp(local_B, global_B, score)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g_B: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """With p the projection: dp/dL = G / (|L| f) - p L / |L|^2, dp/dG = L / (|L| f), f = 1, sqrt(d) or |G|."""
         G, L, p, s, norm, *other = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again: what forward kept has no graph
+            p, norm, factor = _projection(G, L, ctx.per, ctx.scale)
+            s, other = torch.sigmoid(p), [factor] if isinstance(factor, Tensor) else []
         slope = torch.ops.aten.sigmoid_backward((g_B * (G - L)).sum(_over(L, ctx.per), keepdim=True), s)
         along = slope / norm
         back = p * along / norm
