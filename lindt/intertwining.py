@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 from torch import Tensor, nn
 
 from lindt.attaching import Per, Scale, attach, score
-from lindt.errors import PlanError, UserError
+from lindt.errors import PlanError, UserError, require
 
 Position = Literal["after", "before"]
 
@@ -97,6 +97,11 @@ def intertwine(
     position: Position = "after",
 ) -> Intertwined:
     """Join two models of the same structure at `points`, names of submodules; by default `default_points`."""
+    for field, value, choices in (("scale", scale, get_args(Scale)), ("position", position, get_args(Position))):
+        require(value in choices, field, value, f"choose among {', '.join(choices)}")
+    require(not isinstance(points, str), "points", points, "give a list of names")
+    if global_model is local_model:
+        raise UserError("the global and the local model are the same module; give the local model weights of its own")
     for model in (global_model, local_model):
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise UserError(

@@ -280,6 +280,37 @@ class Twice(nn.Module):
         return self.c(h)
 
 
+@pytest.mark.parametrize("per", PERS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_attaching_can_be_differentiated_twice(scale: Scale, per: Per) -> None:
+    """As gradient penalties and Hessians need; torch.autograd.grad gave wrong second derivatives without a word."""
+    draw = torch.Generator().manual_seed(0)
+    G, L = (torch.randn(2, 3, 4, dtype=torch.float64, generator=draw, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradgradcheck(lambda g, v: attach(g, v, per, scale), (G, L))
+    constant = G.detach()
+    assert torch.autograd.gradgradcheck(lambda v: attach(constant, v, per, scale), (L,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"scale": "papers"}, "scale = 'papers': choose among paper, sqrt_d, cosine"),
+        ({"position": "middle"}, "position = 'middle': choose among after, before"),
+        ({"points": "fc1"}, r"points = 'fc1': give a list of names"),
+    ],
+)
+def test_a_misspelt_setting_is_not_taken_for_another(arguments: dict[str, Any], complaint: str) -> None:
+    g, v = two(SmallCnn().build)
+    with pytest.raises(PlanError, match=complaint):
+        intertwine(g, v, **arguments)
+
+
+def test_a_model_is_not_intertwined_with_itself() -> None:
+    model = SmallCnn().build()
+    with pytest.raises(UserError, match=r"the same module; give the local model weights of its own"):
+        intertwine(model, model)
+
+
 @pytest.mark.parametrize(
     ("models", "point", "how"),
     [

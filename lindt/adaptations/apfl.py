@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lindt.adaptations.base import Context, First, Predictor, Step, descend, first_private, global_step
+from lindt.adaptations.base import Context, First, Predictor, Step, descend, first_private, global_step, require_choice
 from lindt.adaptations.descending import Descent, kind_of
 from lindt.adaptations.thin import Thin
 from lindt.data.examples import Batch
 from lindt.errors import require
 from lindt.weights import trainable
+
+
+Mix = Literal["predictions", "weights"]
 
 
 @final
@@ -43,11 +46,13 @@ class Apfl:
     """
 
     alpha: float = 0.01
-    mix: Literal["predictions", "weights"] = "predictions"
+    mix: Mix = "predictions"
     first: First = "copy"
 
     def __post_init__(self) -> None:
         require(0 <= self.alpha <= 1, "alpha", self.alpha, "the mixing coefficient lies between 0 and 1")
+        require_choice("mix", self.mix, Mix)
+        require_choice("first", self.first, First)
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
         return _Mixed(first_private(shared, self.first), self.alpha)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, final, runtime_checkable
+from typing import Literal, Protocol, final, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from lindt.adaptations.descending import Descent, kind_of
 from lindt.adaptations.descending import descend as descend  # part of what methods are written with
 from lindt.adaptations.thin import Gradient
 from lindt.data.examples import Batch, Examples
+from lindt.errors import require
 from lindt.penalties import Penalty
 from lindt.weights import trainable
 
@@ -105,6 +106,12 @@ def descent(
         return [[p.grad for p in group] for group in groups]
 
     return step
+
+
+def require_choice(field: str, value: object, choices: object) -> None:
+    """Raise a PlanError unless the value is one of a Literal's: a misspelt word must not be taken for another."""
+    known = get_args(choices)
+    require(value in known, field, value, f"choose among {', '.join(map(str, known))}")
 
 
 def first_private(shared: nn.Module, first: First) -> nn.Module:

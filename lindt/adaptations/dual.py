@@ -8,13 +8,16 @@ from typing import Literal, final
 
 from torch import Tensor, nn
 
-from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private
+from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private, require_choice
 from lindt.adaptations.thin import Gradient, norm_of
 from lindt.attaching import Scale
 from lindt.data.examples import Batch
 from lindt.errors import require
 from lindt.intertwining import Intertwined, Position, intertwine
 from lindt.weights import trainable
+
+
+Trains = Literal["all", "head"]
 
 
 @final
@@ -29,13 +32,17 @@ class Dual:
     scale: Scale = "paper"
     position: Position = "after"
     first: First = "copy"
-    trains: Literal["all", "head"] = "all"
+    trains: Trains = "all"
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
         """c5-c6: v_i starts as the received w, or at random."""
         return first_private(shared, self.first)
 
     def __post_init__(self) -> None:
+        require_choice("scale", self.scale, Scale)
+        require_choice("position", self.position, Position)
+        require_choice("first", self.first, First)
+        require_choice("trains", self.trains, Trains)
         named = bool(self.points) and self.position == "before"
         require(not named, "position", self.position, "chooses among default points; leave it where points are named")
 

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor, nn
 
-from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private
+from lindt.adaptations.base import Context, First, Predictor, Step, descent, first_private, require_choice
 from lindt.data.examples import Batch
 from lindt.weights import trainable
 
@@ -22,6 +22,9 @@ class Separate:
     """
 
     first: First = "copy"
+
+    def __post_init__(self) -> None:
+        require_choice("first", self.first, First)
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
         return first_private(shared, self.first)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from worlds import context
 
-from lindt.adaptations import Dual
+from lindt.adaptations import Apfl, Dual
 from lindt.adaptations.dual import v_sections
+from lindt.adaptations.separate import Separate
 from lindt.data.examples import Rows
+from lindt.errors import PlanError
 from lindt.models import Cnn, Lstm, SmallCnn
 from lindt.penalties import Proximal
 from lindt.weights import read_w
@@ -184,3 +188,21 @@ def test_sections_of_v() -> None:
         "layer10": both("layer10.inner.0", "layer10.inner.1", "layer10.outer"),
         "head": [*both("neck"), "fc.weight"],  # a frozen parameter is no part of v
     }
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: Dual(scale="papers"), "scale"),  # type: ignore[arg-type]
+        (lambda: Dual(position="middle"), "position"),  # type: ignore[arg-type]
+        (lambda: Dual(first="zeros"), "first"),  # type: ignore[arg-type]
+        (lambda: Dual(trains="none"), "trains"),  # type: ignore[arg-type]
+        (lambda: Apfl(mix="logits"), "mix"),  # type: ignore[arg-type]
+        (lambda: Apfl(first="zeros"), "first"),  # type: ignore[arg-type]
+        (lambda: Separate(first="zeros"), "first"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_misspelt_setting_is_refused_in_python_too(make: Callable[[], object], field: str) -> None:
+    """As in a plan file; it was taken for the default, or for the other of two."""
+    with pytest.raises(PlanError, match=f"{field} = .*: choose among "):
+        make()
