@@ -58,7 +58,10 @@ def export_client(folder: Path, client: int, out: Path, task: str | None = None)
     with torch.no_grad():
         expected = module(x)
     batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(module, (x[:2],), dynamic_shapes=({0: batch},))
+    if not torch.isfinite(expected).all():
+        raise UserError(f"client {client}: the model gives NaN or infinity for its test samples; it is not exported")
+    two = torch.cat([x, x])[:2]  # a batch of one sample would fix the size
+    program = torch.export.export(module, (two,), dynamic_shapes=({0: batch},))
     found = program.module()(x)
     if not torch.allclose(found, expected, atol=1e-5) or not torch.equal(found.argmax(-1), expected.argmax(-1)):
         raise UserError(f"client {client}: the exported module does not predict as the run does; please report this")
