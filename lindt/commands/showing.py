@@ -78,9 +78,8 @@ def table(
 
     `lindt table runs/demo-1 --per client -o clients.parquet`
     """
-    from lindt.report.reading import find_runs, read_run
+    from lindt.report.reading import read_runs
     from lindt.report.rows import write_table
 
-    runs = [read_run(run) for folder in folders for run in find_runs(folder)]
-    rows = write_table(runs, per, out)
+    rows = write_table(read_runs(folders), per, out)
     console_for(False).print(f"{out}: {rows} rows", highlight=False, markup=False, soft_wrap=True)

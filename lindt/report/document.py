@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lindt.disk import write_whole
-from lindt.errors import UserError
 from lindt.report.payload import whole_run
-from lindt.report.reading import Run, find_runs, read_run
+from lindt.report.reading import Run, check_file, read_runs
 from lindt.report.spending import is_open, spent, spent_so_far
 
 HOLE = '<script type="application/json" id="data">null</script>'
@@ -35,14 +34,10 @@ def page_with(runs: Sequence[dict[str, Any]]) -> str:
 
 def write_report(folders: Sequence[Path], out: Path) -> list[Run]:
     """One self-contained file of one run or several; returns what it holds. A folder of runs stands for them all."""
-    found = list(dict.fromkeys(run for folder in folders for run in find_runs(folder)))
-    if not found:
-        raise UserError(f"{', '.join(map(str, folders))}: no run in there; name a run's folder, or one that holds runs")
-    runs = [read_run(folder) for folder in found]
-    if not out.parent.is_dir():
-        raise UserError(f"-o {out}: there is no folder {out.parent}; make it, or name another place")
+    runs = read_runs(folders)
+    check_file(out)
     budgets = [spent_so_far(run) if is_open(run) else spent(run) for run in runs]
-    values = [whole_run(*each) for each in zip(runs, ids_of(found), budgets, strict=True)]
+    values = [whole_run(*each) for each in zip(runs, ids_of([run.folder for run in runs]), budgets, strict=True)]
     write_whole(out, page_with(values).encode())
     return runs
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -115,6 +115,14 @@ def read_run(folder: Path) -> Run:
     return Reader(folder).read()
 
 
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs at and below some folders, each once, however often it is named."""
+    found = list(dict.fromkeys(run for folder in folders for run in find_runs(folder)))
+    if not found:
+        raise UserError(f"{', '.join(map(str, folders))}: no run in there; name a run's folder, or one that holds runs")
+    return [read_run(folder) for folder in found]
+
+
 def find_runs(root: Path) -> list[Path]:
     """The runs at and below a folder, by path. Links to folders are not followed; a run holds no other runs."""
     if not root.is_dir():
@@ -153,3 +161,11 @@ def _plan(text: bytes) -> dict[str, Any]:
         return read_toml(text.decode("utf-8"), bits=1024)  # Python does not write out a number of 20,000
     except ValueError:
         return {}
+
+
+def check_file(out: Path) -> None:
+    """Raise a UserError where no file `out` can be written, before the work is done."""
+    if not out.parent.is_dir():
+        raise UserError(f"-o {out}: there is no folder {out.parent}; make it, or name another place")
+    if out.is_dir():
+        raise UserError(f"-o {out}: that is a folder; name a file")

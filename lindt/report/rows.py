@@ -13,7 +13,7 @@ from typing import Any
 
 from lindt.disk import write_whole
 from lindt.errors import UserError
-from lindt.report.reading import Run
+from lindt.report.reading import Run, check_file
 
 MEASURED = ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")
 SCORED = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
@@ -76,6 +76,7 @@ def write_table(runs: Sequence[Run], per: str, out: Path) -> int:
     """Write rows of one run or several into a .csv or a .parquet file; returns how many."""
     if per not in ("round", "client"):
         raise UserError(f"--per {per}: choose among round, client")
+    check_file(out)
     columns = dict(ROUND_COLUMNS if per == "round" else CLIENT_COLUMNS)
     if per == "round":
         columns |= {name: float for run in runs for name in note_columns(run)}

@@ -14,8 +14,10 @@ import pytest
 from folders import about, line, mended, plan, scores, write_run
 from rich.console import Console
 
+from lindt.commands.showing import table
 from lindt.errors import UserError
 from lindt.report.chart import ASCII, chart
+from lindt.report.document import write_report
 from lindt.report.reading import read_run
 from lindt.report.rows import write_table
 from lindt.report.showing import briefs, runs_table, show
@@ -90,6 +92,20 @@ def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
 
 def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_a_table_of_no_run_or_into_no_folder_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "a", mended())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no run in there"):
+        table([tmp_path / "empty"], tmp_path / "t.csv")
+    for out, complaint in ((tmp_path / "none" / "t.csv", "there is no folder"), (tmp_path / "empty", "is a folder")):
+        with pytest.raises(UserError, match=complaint):
+            table([run], out)
+        with pytest.raises(UserError, match=complaint):
+            write_report([run], out)
+    table([run, run.parent], tmp_path / "t.csv")
+    assert len(rows_of(tmp_path / "t.csv")) == 10  # a run that is named twice is there once
 
 
 def test_a_table_per_round_and_per_client(tmp_path: Path) -> None:
