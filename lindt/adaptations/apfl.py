@@ -17,7 +17,6 @@ from lindt.data.examples import Batch
 from lindt.errors import require
 from lindt.weights import trainable
 
-
 Mix = Literal["predictions", "weights"]
 
 

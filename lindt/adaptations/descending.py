@@ -165,7 +165,7 @@ def _shape(slope: tuple[Gradients, Tensor | None]) -> tuple[list[int], int]:
     return [2 if isinstance(g, Thin) else int(g is not None) for g in found], int(norm is not None)
 
 
-def kind_of(objective: Callable[..., Tensor], loss: Callable[..., Tensor], *named: Hashable) -> Hashable:
+def kind_of(objective: Callable[..., Tensor], loss: Callable[..., Tensor], *named: object) -> Hashable:
     """The kind of steps down an objective: the loss, the method, its settings, all that decides the operators.
 
     None where the operators cannot be known. A tape keeps every Python number that the objective read while it was

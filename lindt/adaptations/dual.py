@@ -16,7 +16,6 @@ from lindt.errors import require
 from lindt.intertwining import Intertwined, Position, intertwine
 from lindt.weights import trainable
 
-
 Trains = Literal["all", "head"]
 
 

@@ -31,7 +31,7 @@ def chart(
     events: Mapping[int, str] | None = None,
     width: int = 64,
     height: int = 8,
-    marks: Marks = Marks(),  # noqa: B008  # frozen
+    marks: Marks = Marks(),  # frozen
     decimals: int = 2,
 ) -> list[str]:
     """Lines of text. `values` are (round, value) within `span`; `against` is drawn across; an event is one letter.
