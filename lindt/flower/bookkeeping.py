@@ -28,7 +28,8 @@ from lindt.recovery import RecoveryState
 class Bookkeeping:
     def __init__(self, journal: Journal | None) -> None:
         self.journal = journal
-        self.nodes: list[int] = []
+        self.nodes: list[int] = []  # a node's number is its index here
+        self._numbers: dict[int, int] = {}  # the inverse of `nodes`: a search in the list would be O(N) a node
         self.clients = 0  # N: nodes connected when last asked
         self._asked: list[int] = []
         self._known: dict[int, dict[str, Any]] = {}  # what run.json says of a client, by number
@@ -46,14 +47,17 @@ class Bookkeeping:
         self._known = {one["client"]: one for one in self.journal.about["clients"]}
         if saved:
             self.nodes, self._saved = list(saved.nodes), saved
+            self._numbers = {node: number for number, node in enumerate(self.nodes)}
             remind(strategy, saved.memory)
             random.setstate(saved.sampler)
         return saved
 
     def number(self, node: int) -> int:
-        if node not in self.nodes:
+        """The node's number; a node that was never seen gets the next one."""
+        if node not in self._numbers:
+            self._numbers[node] = len(self.nodes)
             self.nodes.append(node)
-        return self.nodes.index(node)
+        return self._numbers[node]
 
     def ask(self, round: int, asked: list[int], connected: list[int]) -> None:
         for node in sorted(connected):
