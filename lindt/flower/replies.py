@@ -162,4 +162,6 @@ def _size(reply: Message, weighted_by: str, usual: Layout | None) -> float:
     value = next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
     if not isinstance(value, int | float) or not 0 <= value <= MOST_SAMPLES:
         raise ValueError(f"its {weighted_by} is no number from 0 to {MOST_SAMPLES}")
-    return float(value) or 1.0
+    if value == 0:  # a mean over such replies alone divides by zero
+        raise ValueError(f"its {weighted_by} is 0")
+    return float(value)
