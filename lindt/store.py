@@ -24,7 +24,7 @@ from typing import Any, final
 
 import tomli_w
 
-from lindt.checkpoint import load_checkpoint, save_checkpoint
+from lindt.checkpoint import load_checkpoint, put_aside, save_checkpoint
 from lindt.disk import append_line, write_whole
 from lindt.errors import UserError
 from lindt.federation import RoundResult, RunState
@@ -130,9 +130,7 @@ class Store:
             if len(kept) != done:
                 raise UserError(f"{path} has {len(kept)} of the {done} rounds of its checkpoint; start the run anew")
             write_whole(path, b"".join(_json(line) + b"\n" for line in kept))
-        for path, wrong in loaded.damaged.items() if loaded else ():
-            path.rename(path.with_suffix(".damaged"))
-            self.said.append(f"{wrong}; it is put aside, and the run goes on from round {done}")
+        self.said += put_aside(loaded.damaged, done) if loaded else []
         return loaded.state if loaded else None
 
     def state(self) -> RunState:

@@ -144,7 +144,9 @@ def budget(
     if math.isinf(epsilon_dp):
         return Budget(None, delta_dp, z, amplified=False, reason=f"epsilon is beyond every number, {reason}")
     if amplified:
-        reason += f", amplified by the sampling rate {asked}/{clients}, provided that all {clients} clients can be asked"
+        reason += (
+            f", amplified by the sampling rate {asked}/{clients}, provided that all {clients} clients can be asked"
+        )
         reason += f" and nobody learns which {asked} of them were"
     return Budget(epsilon_dp, delta_dp, z, amplified, reason)
 

@@ -16,7 +16,8 @@ from flwr.serverapp.strategy import Strategy
 
 from lindt.detection import Divergence
 from lindt.flower.caution import say
-from lindt.flower.checkpoint import Saved, load_newest, remembered, remind, save_arrays, save_state
+from lindt.checkpoint import put_aside
+from lindt.flower.checkpoint import Saved, load_newest, remembered, remind, save
 from lindt.flower.journal import Journal
 from lindt.flower.orders import Report
 from lindt.flower.replies import Sifted
@@ -42,8 +43,10 @@ class Bookkeeping:
         """The last checkpoint, with the strategy and the sampler as they were then."""
         if self.journal is None:
             return None
-        saved = load_newest(self.journal.checkpoint)
+        saved, damaged = load_newest(self.journal.checkpoint, self.journal.run)
         self.journal.open(rounds, saved.round if saved else 0, saved.line if saved else None)
+        for text in put_aside(damaged, saved.round) if saved else ():
+            say(text, warn=True)
         self._known = {one["client"]: one for one in self.journal.about["clients"]}
         if saved:
             self.nodes, self._saved = list(saved.nodes), saved
@@ -95,8 +98,7 @@ class Bookkeeping:
             return
         memory = remembered(strategy)
         self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, random.getstate())
-        save_arrays(self.journal.checkpoint, self._saved)
-        save_state(self.journal.checkpoint, self._saved)
+        save(self.journal.checkpoint, self.journal.run, self._saved)
 
     def scored(self, round: int, reports: dict[int, Report]) -> Scores | None:
         """After the evaluation: the round's line is whole."""
@@ -114,7 +116,7 @@ class Bookkeeping:
         line = self._saved.line | {"scores": asdict(scores) if scores else None}
         self.journal.append(line)
         self._saved = replace(self._saved, line=line, sampler=random.getstate())
-        save_state(self.journal.checkpoint, self._saved)
+        save(self.journal.checkpoint, self.journal.run, self._saved)
         percent = all(report.percent for report in reports.values())
         self.journal.know([self._known[client] for client in sorted(self._known)], percent)
         return scores
