@@ -34,7 +34,7 @@ Kept = dict[int, int]  # the round of each client's newest v_i
 
 def save_checkpoint(folder: Path, state: RunState, private: Kept | None = None) -> None:
     """Write the state and the names of the v_i it goes with; drop all but the last two."""
-    about = {"recovery": recovery_table(state.recovery), "private": sorted((private or {}).items())}
+    about: dict[str, Any] = {"recovery": recovery_table(state.recovery), "private": sorted((private or {}).items())}
     about |= {} if state.secret is None else {"secret": state.secret}
     tensors = {"w": state.w, "floats": state.buffers.floats_F, "counts": state.buffers.counts_I}
     write_sealed(folder, state.run, state.round, tensors, about)

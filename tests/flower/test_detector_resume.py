@@ -209,8 +209,12 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         detector(tmp_path / "a", flower.FedMedian())
     with pytest.raises(UserError, match="of another model"):
         detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(w=[0.0]), num_rounds=2)
+    assert read_run(tmp_path / "a").state == "ended"  # a refused start changes nothing
+    assert read_run(tmp_path / "a").planned == 1
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "run.json").write_text('{"format": 1, "run": "x", "task": null}')
+    (tmp_path / "b" / "run.json").write_text(
+        '{"format": 1, "run": "x", "task": null, "clients": [], "metric_in_percent": true}'
+    )
     with pytest.raises(UserError, match="not a Flower app's"):
         detector(tmp_path / "b")
     state = next((tmp_path / "a" / "checkpoint").glob("round-*.safetensors"))
