@@ -168,9 +168,20 @@ class NFLDetector(Strategy):
         assert self._sent is not None
         round, recovering, before = self._next(server_round), self.state.on, self.state.detections
         clip_norm = self._taps.clip_norm()
-        sifted = sift(list(replies), self._sent, self._weighted_by, clipping=clip_norm is not None)
+        clipped_here = self._taps.clips_here()
+        sifted = sift(
+            list(replies),
+            self._sent,
+            self._weighted_by,
+            clipping=clip_norm is not None or clipped_here,
+            clipped_here=clipped_here,
+        )
         self._taps.watch(sifted.names)
-        arrays, metrics = self.strategy.aggregate_train(round, sifted.passed)
+        if sifted.nodes or self._taps.outer is None:
+            arrays, metrics = self.strategy.aggregate_train(round, sifted.passed)
+        else:  # Flower's adaptive clipping divides by the number of valid answers
+            say(f"round {round}: no valid answer; w stays as it was", warn=True)
+            arrays, metrics = None, None
         self.seen = see(sifted, arrays, clip_norm, self._taps, self._caution) if arrays else None
         self._taps.forget()
         answered = frozenset(self._books.number(node) for node in sifted.nodes)
