@@ -48,7 +48,7 @@ def loop(one: NFLDetector, rounds: int, until: int | None = None, evaluated: Any
 
 @pytest.mark.parametrize("evaluated", [(), (2,), (3,), (1, 2, 3)])
 def test_each_round_is_written_whether_it_is_evaluated_or_not(evaluated: tuple[int, ...], tmp_path: Path) -> None:
-    one = detector(tmp_path)
+    one = detector(tmp_path, FedAvg())  # it asks everyone, so that the two clients that report are among them
     loop(one, 3, evaluated=evaluated)
     assert [line["round"] for line in lines(tmp_path)] == [1, 2, 3]
     assert [line["round"] for line in lines(tmp_path) if line["scores"]] == list(evaluated)
