@@ -2,14 +2,20 @@
 
 Each is sealed with a checksum. One that does not add up is put aside and the one before is used: it
 costs a round that is played again to the same numbers.
+
+`write_sealed` and `newest_whole` keep any state; `save_checkpoint` and `load_checkpoint` keep a RunState. The Flower
+detector keeps its own state with the first two (flower/checkpoint.py).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
+
+from torch import Tensor
 
 from lindt.disk import remove, write_whole
 from lindt.errors import UserError
@@ -21,18 +27,24 @@ from lindt.weights import Buffers
 KEPT: Final = 2
 FORMAT: Final = 2  # of a checkpoint; 1 had no checksum
 
+T = TypeVar("T")
+
 Kept = dict[int, int]  # the round of each client's newest v_i
 
 
 def save_checkpoint(folder: Path, state: RunState, private: Kept | None = None) -> None:
     """Write the state and the names of the v_i it goes with; drop all but the last two."""
-    folder.mkdir(parents=True, exist_ok=True)
-    recovery = asdict(state.recovery) | {"treated": sorted(state.recovery.treated)}
-    about = {"format": FORMAT, "run": state.run, "round": state.round, "recovery": recovery}
-    about |= {"private": sorted((private or {}).items())}
+    about: dict[str, Any] = {"recovery": recovery_table(state.recovery), "private": sorted((private or {}).items())}
     about |= {} if state.secret is None else {"secret": state.secret}
     tensors = {"w": state.w, "floats": state.buffers.floats_F, "counts": state.buffers.counts_I}
-    write_whole(path_of(folder, state.round), seal(tensors, {"about": json.dumps(about, sort_keys=True)}))
+    write_sealed(folder, state.run, state.round, tensors, about)
+
+
+def write_sealed(folder: Path, run: str, round: int, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Write a state of `tensors` and of JSON values, sealed, as the one after `round`; drop all but the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = json.dumps({"format": FORMAT, "run": run, "round": round, **about}, sort_keys=True, allow_nan=False)
+    write_whole(path_of(folder, round), seal(tensors, {"about": words}))
     for old in rounds_in(folder)[:-KEPT]:
         remove(path_of(folder, old))
 
@@ -53,45 +65,72 @@ class UnreadableError(UserError):
 
 def load_checkpoint(folder: Path, run: str) -> Loaded | None:
     """The newest that is whole; None before the first round has ended. Where none is whole, it says so."""
-    damaged: dict[Path, str] = {}
+    newest, damaged = newest_whole(folder, run, _run_state)
+    if newest is None:
+        if damaged:
+            raise none_is_whole(damaged)
+        return None
+    return Loaded(*newest, damaged)
+
+
+Damaged = dict[Path, str]  # checkpoints that cannot be used, each with what is wrong
+
+
+def newest_whole(
+    folder: Path, run: str, read: Callable[[dict[str, Tensor], dict[str, Any]], T]
+) -> tuple[T | None, Damaged]:
+    """What `read` makes of the newest checkpoint that is whole, if there is one, and the newer ones that are damaged.
+
+    `read` is given the tensors and the JSON values. Where it raises ValueError, TypeError or KeyError, that
+    checkpoint counts as damaged.
+    """
+    damaged: Damaged = {}
     for round in reversed(rounds_in(folder)):
+        path = path_of(folder, round)
         try:
-            state, private = _read(path_of(folder, round), run, round)
-        except DamagedError as error:
-            damaged[path_of(folder, round)] = str(error)
-        else:
-            return Loaded(state, private, damaged)
-    if damaged:
-        raise UserError(f"{next(iter(damaged.values()))}, and no older one is whole; start the run anew")
-    return None
+            tensors, words = unseal(path.read_bytes())
+            about = json.loads(words["about"])
+            if about["format"] != FORMAT:
+                raise UnreadableError(
+                    f"{path}: written in format {about['format']}, not {FORMAT}; use the lindt that wrote it"
+                )
+            if about["run"] != run or about["round"] != round:
+                raise UnreadableError(f"{path} belongs to another run or round; start the run anew in another folder")
+            return read(tensors, about), damaged
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
+            damaged[path] = f"{path} is damaged ({error})"
+    return None, damaged
 
 
-class DamagedError(Exception):
-    """What is wrong with a checkpoint's bytes."""
+def none_is_whole(damaged: Damaged) -> UserError:
+    return UserError(f"{next(iter(damaged.values()))}, and no older one is whole; start the run anew")
 
 
-def _read(path: Path, run: str, round: int) -> tuple[RunState, Kept]:
-    try:
-        tensors, words = unseal(path.read_bytes())
-        about = json.loads(words["about"])
-        if about["format"] != FORMAT:
-            raise UnreadableError(
-                f"{path}: written in format {about['format']}, not {FORMAT}; use the lindt that wrote it"
-            )
-        if about["run"] != run or about["round"] != round:
-            raise UnreadableError(f"{path} belongs to another run or round; start the run anew in another folder")
-        w, floats, counts = (tensors[name] for name in ("w", "floats", "counts"))
-        recovery, private = _recovery(about["recovery"]), {whole(i): whole(r) for i, r in about["private"]}
-        secret = None if "secret" not in about else whole(about["secret"])
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
-        raise DamagedError(f"{path} is damaged ({error})") from None
-    return RunState(run, round, w, Buffers(floats, counts), recovery, secret), private
+def put_aside(damaged: Damaged, round: int) -> list[str]:
+    """Rename damaged checkpoints so that no later run reads them; what to tell the user. `round` is the one used."""
+    said = []
+    for path, wrong in damaged.items():
+        path.rename(path.with_suffix(".damaged"))
+        said.append(f"{wrong}; it is put aside, and the run goes on from round {round}")
+    return said
 
 
-def _recovery(found: dict[str, Any]) -> RecoveryState:
+def _run_state(tensors: dict[str, Tensor], about: dict[str, Any]) -> tuple[RunState, Kept]:
+    w, floats, counts = (tensors[name] for name in ("w", "floats", "counts"))
+    recovery, private = recovery_from(about["recovery"]), {whole(i): whole(r) for i, r in about["private"]}
+    secret = None if "secret" not in about else whole(about["secret"])
+    return RunState(about["run"], about["round"], w, Buffers(floats, counts), recovery, secret), private
+
+
+def recovery_table(state: RecoveryState) -> dict[str, Any]:
+    """A RecoveryState as JSON values."""
+    return asdict(state) | {"treated": sorted(state.treated)}
+
+
+def recovery_from(found: dict[str, Any]) -> RecoveryState:
     counts = {name: whole(found[name]) for name in ("count", "quiet", "detections")}
     if type(found["on"]) is not bool:
-        raise ValueError("its flag is none")
+        raise ValueError("recovery.on is not a boolean")
     return RecoveryState(on=found["on"], treated=frozenset(whole(i) for i in found["treated"]), **counts)
 
 

@@ -10,6 +10,7 @@ from lindt.aggregators import Bounded
 from lindt.data.examples import add_samples
 from lindt.detection import is_negative
 from lindt.environment.budget import budget
+from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.federation import RoundResult
 from lindt.metrics import Scores
@@ -125,8 +126,13 @@ def totals(lines: list[dict[str, Any]], last_scored: int, percent: bool) -> dict
 
 
 def privacy_budget(plan: Plan, clients: int, lines: list[dict[str, Any]], buffers: bool) -> dict[str, Any]:
-    """What the noise really buys, in numbers and in words: by the fewest answers that any round had."""
+    """What the noise really buys, in numbers and in words: by the fewest answers that any round had.
+
+    Sampling amplifies at the rate of the clients asked, over-selection included (`budget` gives the reason), and only
+    where they are drawn by `Sampled`: another Participation is not known to draw uniformly.
+    """
     privacy, aggregator = plan.environment.privacy, plan.method.aggregator
+    participation = plan.environment.participation
     answers = [len(line["answered"]) for line in lines if line["answered"]]
     sigma, sensitivity = 0.0, None
     if isinstance(privacy, Gaussian):
@@ -137,9 +143,10 @@ def privacy_budget(plan: Plan, clients: int, lines: list[dict[str, Any]], buffer
         sigma=sigma,
         sensitivity=sensitivity,
         clients=clients,
-        active=plan.environment.participation.wanted(clients),
+        active=participation.wanted(clients),
+        asked=participation.asked(clients) if isinstance(participation, Sampled) else None,
         rounds=len(answers),
-        uniform=plan.environment.threat.share == 0,
+        uniform=isinstance(participation, Sampled) and plan.environment.threat.share == 0,
     )
     words = spent.in_words()
     if buffers and sigma:

@@ -17,14 +17,14 @@ import fcntl
 import json
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, final
 
 import tomli_w
 
-from lindt.checkpoint import load_checkpoint, save_checkpoint
+from lindt.checkpoint import load_checkpoint, put_aside, save_checkpoint
 from lindt.disk import append_line, write_whole
 from lindt.errors import UserError
 from lindt.federation import RoundResult, RunState
@@ -37,11 +37,52 @@ FORMAT = 1  # of the folder; a newer one is refused, not guessed at
 
 
 @final
+class RoundLog:
+    """The two files of a run that grow, rounds.jsonl and timing.jsonl: one line a round, in order.
+
+    The core's runs and the Flower detector's write them through this class.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.rounds, self.timing = folder / "rounds.jsonl", folder / "timing.jsonl"
+
+    def lines(self) -> list[dict[str, Any]]:
+        return list(read_lines(self.rounds))
+
+    def append(self, line: Mapping[str, Any], seconds: float) -> None:
+        """A round's line and its duration, durable once this returns."""
+        append_line(self.rounds, _json(line) + b"\n")
+        append_line(self.timing, _json({"round": line["round"], "seconds": round(seconds, 4)}) + b"\n")
+
+    def replace_last(self, line: Mapping[str, Any]) -> None:
+        """Write the last round's line anew, with more in it. The file is replaced whole."""
+        _rewrite(self.rounds, [*self.lines()[:-1], line])
+
+    def cut_back(self, done: int, count: int | None, pending: Mapping[str, Any] | None = None) -> None:
+        """Drop the lines after round `done`, and a torn last line.
+
+        `count` is how many lines must be left, None where that is not known. `pending` is the line of round `done`
+        where the process may have ended before it was written; its duration is then unknown and stays out.
+        """
+        kept: list[Mapping[str, Any]] = [line for line in self.lines() if line["round"] <= done]
+        if pending is not None and (not kept or kept[-1]["round"] < done):
+            kept.append(pending)
+        timing = [line for line in read_lines(self.timing) if line["round"] <= done]
+        found = {self.rounds: kept} | ({self.timing: timing} if pending is None else {})
+        for path, lines in found.items():
+            if count is not None and len(lines) != count:
+                raise UserError(f"{path} has {len(lines)} of the {count} rounds of its checkpoint; start the run anew")
+        _rewrite(self.rounds, kept)
+        _rewrite(self.timing, timing)
+
+
+@final
 class Store:
     """One run's folder. `create` starts one, `open` takes up one that exists."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         self.folder, self.about = folder, about
+        self.log = RoundLog(folder)
         self._kept: dict[int, int] = {}  # the round of each client's newest v_i
         self.said: list[str] = []  # what whoever resumes the run should hear of
 
@@ -93,7 +134,7 @@ class Store:
             raise UserError(f"{path} cannot be read; start the run anew in another folder") from None
 
     def rounds(self) -> list[dict[str, Any]]:
-        return list(read_lines(self.folder / "rounds.jsonl"))
+        return self.log.lines()
 
     def summary(self) -> dict[str, Any]:
         try:
@@ -106,8 +147,7 @@ class Store:
 
     def append(self, state: RunState, result: RoundResult, seconds: float) -> None:
         """A finished round, durable once this returns: its line first, then the checkpoint that counts it."""
-        append_line(self.folder / "rounds.jsonl", _json(round_line(result)) + b"\n")
-        append_line(self.folder / "timing.jsonl", _json({"round": result.round, "seconds": round(seconds, 4)}) + b"\n")
+        self.log.append(round_line(result), seconds)
         if result.recovering:
             versions = InFolder(self.private, self.run)
             self._kept |= {i: state.round for i in result.answered if versions.has(i, state.round)}
@@ -124,15 +164,8 @@ class Store:
         for client, round in self._kept.items():
             if not InFolder(self.private, self.run).has(client, round):
                 raise UserError(f"{self.private}: client {client}'s v_i of round {round} is gone; start the run anew")
-        for name in ("rounds.jsonl", "timing.jsonl"):
-            path = self.folder / name
-            kept = [line for line in read_lines(path) if line["round"] <= done]
-            if len(kept) != done:
-                raise UserError(f"{path} has {len(kept)} of the {done} rounds of its checkpoint; start the run anew")
-            write_whole(path, b"".join(_json(line) + b"\n" for line in kept))
-        for path, wrong in loaded.damaged.items() if loaded else ():
-            path.rename(path.with_suffix(".damaged"))
-            self.said.append(f"{wrong}; it is put aside, and the run goes on from round {done}")
+        self.log.cut_back(done, count=done)
+        self.said += put_aside(loaded.damaged, done) if loaded else []
         return loaded.state if loaded else None
 
     def state(self) -> RunState:
@@ -173,6 +206,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
         if not isinstance(found, dict) or not wanted <= found.keys() or type(found["round"]) is not int:
             raise UserError(f"{path}: a damaged line, {line[:60]!r}; start the run anew in another folder")
         yield found
+
+
+def _rewrite(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    write_whole(path, b"".join(_json(line) + b"\n" for line in lines))
 
 
 def _json(value: Mapping[str, Any], indent: int | None = None) -> bytes:

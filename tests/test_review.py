@@ -74,6 +74,21 @@ def test_attackers_take_part_unevenly_so_nothing_is_amplified() -> None:
     assert said[0] < said[1]
 
 
+def test_over_selection_is_part_of_the_sampling_rate() -> None:
+    """With 10 of 100 wanted and 10 more asked, 20 may be in the sum: as much amplification as 20 of 100 have."""
+    lines = [{"answered": list(range(10))}] * 80
+
+    def said(participation: Sampled) -> dict[str, Any]:
+        plan = replace(EVERYONE, environment=Environment(participation, privacy=Gaussian(S=1.0, sigma=0.6)))
+        return privacy_budget(plan, 100, lines, buffers=False)
+
+    over, twenty = said(Sampled(active_clients=10, over_select=10)), said(Sampled(active_clients=20))
+    assert over["epsilon"] == twenty["epsilon"] > said(Sampled(active_clients=10))["epsilon"]
+    assert "sampling rate 20/100" in over["words"]
+    assert "sampling" not in said(Sampled(active_clients=10, over_select=90))["words"]  # everyone is asked
+    assert said(Sampled(active_clients=10, over_select=500))["epsilon"] is not None
+
+
 def test_a_suspicion_is_measured_on_the_illness_not_on_the_cure() -> None:
     def beta_at_detection(method: Method) -> float | None:
         plan = replace(tiny_runtime(patience=0), method=replace(method, recovery=OnDetection(1e-6, 0)), rounds=1)

@@ -146,8 +146,9 @@ class Flower:
                     yield from replies
                 if lost and not replies:
                     away.append((time.monotonic() + self._patience.comeback, owed.tasks))
+            nodes = self.meeting.nodes() if away else {}
             for until, group in list(away):
-                found = {self.meeting.nodes().get(task.client) for task in group}
+                found = {nodes.get(task.client) for task in group}
                 back = found.pop() if len(found) == 1 else None
                 # What it took before is lost; the same task has the same result.
                 if back is None or not self._give(group, back, waiting):

@@ -53,7 +53,7 @@ _MOST_SAMPLED_NOISE: Final = 1e3
 class Budget:
     """What the noise of Eq. 4 buys after a number of rounds; `epsilon_dp` is None where it buys nothing.
 
-    `amplified`: it counts on nobody learning which clients took part in a round.
+    `amplified`: it relies on nobody learning which clients were asked in a round.
     """
 
     epsilon_dp: float | None
@@ -83,10 +83,14 @@ def budget(
     clients: int,
     active: int,
     rounds: int,
+    asked: int | None = None,
     uniform: bool = True,
     delta_dp: float | None = None,
 ) -> Budget:
     """The budget of `rounds` rounds of Eq. 4 with `active` (K) of `clients` (N) in each.
+
+    `asked` is how many clients are asked in a round, by default K. With over-selection it is more than K, and the
+    first K answers are taken.
 
     `sensitivity` is how far, in L2, the aggregate can move when one client's update is replaced: 2S/K for the
     plain mean of updates clipped to S, with the smallest K of any round; None where no bound is known.
@@ -94,13 +98,23 @@ def budget(
     1/N, since at 1/N one could publish a random client's data in full.
 
     Two accounts are valid, and the smaller is returned. The plain one holds whoever takes part. The amplified
-    one needs a `uniform` and secret choice of K among N, which a fixed share of attackers per round is not. For
-    the paper's small sigma the plain one is the smaller.
+    one needs a `uniform` and secret choice of the clients asked among all N, which a fixed share of attackers per
+    round is not. For the paper's small sigma the plain one is the smaller.
+
+    The amplified account uses the sampling rate `asked` / N, not K / N. Only the clients asked are a uniform
+    sample; which K of them are taken depends on their speed, and a client that is always fast enough is in the sum
+    with probability `asked` / N. Given the clients asked, the rest of the round is the Gaussian mechanism with
+    `sensitivity`: for given times of arrival, replacing one client exchanges at most one of the K updates. So
+    amplification by sampling without replacement holds at the rate `asked` / N. Not counted is what the times
+    themselves reveal: they are taken to be independent of the data. The account also needs that all N clients
+    can be asked in each round.
     """
     require(math.isfinite(sigma) and sigma >= 0, "sigma", sigma, "take a finite number, 0 or larger")
     require(sensitivity is None or sensitivity > 0, "sensitivity", sensitivity, "take a number above 0, or None")
     require(clients >= 1, "clients", clients, "take at least one client")
     require(1 <= active <= clients, "active", active, f"take 1 to {clients}, the number of clients")
+    asked = active if asked is None else asked
+    require(active <= asked <= clients, "asked", asked, f"take {active} to {clients}: the answers taken to all clients")
     require(rounds >= 0, "rounds", rounds, "take 0 or more")
     # N = 1 would give 1, which promises nothing whatever the noise; it takes the value of two clients.
     delta_dp = max(clients, 2) ** -1.1 if delta_dp is None else delta_dp
@@ -122,15 +136,18 @@ def budget(
 
     plain = _epsilon_dp(min(z, _MOST_NOISE), rounds, delta_dp, _ORDERS)
     sampled = math.inf
-    if uniform and active < clients:  # a whole federation taking part is no sample
+    if uniform and asked < clients:  # a whole federation that is asked is no sample
         few = min(z, _MOST_SAMPLED_NOISE)
-        sampled = _epsilon_dp(few, rounds, delta_dp, _SAMPLED_ORDERS, sample=(active, clients))
+        sampled = _epsilon_dp(few, rounds, delta_dp, _SAMPLED_ORDERS, sample=(asked, clients))
     epsilon_dp, amplified = min(plain, sampled), sampled < plain
     reason = f"from noise of {z:.3g} times the sensitivity, {rounds} round{'s' if rounds > 1 else ''}"
     if math.isinf(epsilon_dp):
         return Budget(None, delta_dp, z, amplified=False, reason=f"epsilon is beyond every number, {reason}")
     if amplified:
-        reason += f", provided that nobody learns which {active} of {clients} clients took part"
+        reason += (
+            f", amplified by the sampling rate {asked}/{clients}, provided that all {clients} clients can be asked"
+        )
+        reason += f" and nobody learns which {asked} of them were"
     return Budget(epsilon_dp, delta_dp, z, amplified, reason)
 
 

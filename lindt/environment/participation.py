@@ -58,13 +58,17 @@ class Sampled:
             raise PlanError("rate", self.rate, f"K = floor(rate * {clients}) is 0; raise it to {least}")
         return K
 
+    def asked(self, clients: int) -> int:
+        """How many clients are asked in a round where all of them are available."""
+        return min(self.wanted(clients) + self.over_select, clients)
+
     def active(
         self, seed: int, available: Sequence[int], attackers: frozenset[int], clients: int | None = None
     ) -> list[int]:
         if not available:
             return []
         # K comes from N, not from who happens to be connected: the plan asks for as many in every round.
-        K = min(self.wanted(clients or len(available)) + self.over_select, len(available))
+        K = min(self.asked(clients or len(available)), len(available))
         draw = np.random.default_rng(seed)
         ordered = sorted(available)  # the order in which an engine lists them changes nothing
         hostile = [i for i in ordered if i in attackers]

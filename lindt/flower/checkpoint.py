@@ -1,31 +1,45 @@
-"""The server's state on disk: a killed SuperLink costs at most one round.
+"""The detector's state on disk: a killed SuperLink costs at most one round.
 
-    checkpoint/arrays-000012.safetensors   w after round 12, byte for byte, and what the strategy remembers
-    checkpoint/state-000012.json           round, count, flag, sampler; written last, it makes the two valid
+    checkpoint/round-000012.safetensors   all of `Saved` after round 12, sealed (lindt/checkpoint.py)
 
-The last two are kept. Nothing in them is executed when they are read.
+The last two are kept. One that is damaged is put aside, and the one before is used. Nothing in them is executed when
+they are read.
+
+Earlier versions wrote two files a round without a checksum, state-000012.json and arrays-000012.safetensors. Those are
+read where a folder has nothing newer, and removed as sealed ones take their place.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
+from torch import Tensor
 
-from lindt.disk import write_whole
+from lindt.checkpoint import (
+    KEPT,
+    Damaged,
+    newest_whole,
+    none_is_whole,
+    recovery_from,
+    recovery_table,
+    whole,
+    write_sealed,
+)
+from lindt.disk import remove
 from lindt.errors import UserError
 from lindt.flower.taps import chain
 from lindt.recovery import RecoveryState
 
-KEPT = 2
 MEMORY = ("m_t", "v_t", "momentum_vector", "clipping_norm")  # what Flower's strategies carry from round to round
 
 
@@ -41,56 +55,70 @@ class Saved:
     nodes: list[int]  # a node's number is its place here
     line: dict[str, Any]
     sampler: Any  # Flower draws nodes with Python's own generator
+    lines: int | None = None  # how many rounds.jsonl has with this one; None where it was not recorded
 
 
-def save_arrays(folder: Path, saved: Saved) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors: dict[str, np.ndarray] = {}
-    order = []
-    for index, (name, array) in enumerate(saved.arrays.items()):
-        order.append([name, array.dtype, list(array.shape), array.stype])
-        tensors[f"array-{index}"] = np.frombuffer(array.data, dtype=np.uint8)
-    tensors |= {f"memory-{name}": np.ascontiguousarray(value) for name, value in saved.memory.items()}
-    write_whole(_arrays(folder, saved.round), save(tensors, {"order": json.dumps(order)}))
-
-
-def save_state(folder: Path, saved: Saved) -> None:
-    recovery = asdict(saved.recovery) | {"treated": sorted(saved.recovery.treated)}
-    state = {
-        "round": saved.round,
-        "recovery": recovery,
+def save(folder: Path, run: str, saved: Saved) -> None:
+    """Write the state after a round, or replace it where the round was saved before."""
+    arrays = list(saved.arrays.items())
+    tensors = {f"array-{i}": _tensor(np.frombuffer(a.data, np.uint8)) for i, (_, a) in enumerate(arrays)}
+    tensors |= {f"memory-{name}": _tensor(value) for name, value in saved.memory.items()}
+    about = {
+        "arrays": [[name, array.dtype, list(array.shape), array.stype] for name, array in arrays],
+        "recovery": recovery_table(saved.recovery),
         "nodes": [str(node) for node in saved.nodes],  # 64 bits: more than JSON's numbers hold everywhere
         "line": saved.line,
+        "lines": saved.lines,
         "sampler": saved.sampler,
     }
-    write_whole(_state(folder, saved.round), json.dumps(state, allow_nan=False).encode())
-    for old in sorted(_rounds(folder))[:-KEPT]:
-        _state(folder, old).unlink()
-        _arrays(folder, old).unlink(missing_ok=True)
+    write_sealed(folder, run, saved.round, tensors, about)
+    for old in _unsealed_rounds(folder):
+        if old <= saved.round - KEPT:
+            remove(_state(folder, old))
+            _arrays(folder, old).unlink(missing_ok=True)
 
 
-def load_newest(folder: Path) -> Saved | None:
-    rounds = sorted(_rounds(folder))
-    if not rounds:
-        return None
-    path = _state(folder, rounds[-1])
-    try:
-        state = json.loads(path.read_bytes())
-        blob = _arrays(folder, rounds[-1]).read_bytes()
-        tensors = load(blob)
-        head = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-        arrays = ArrayRecord()
-        for index, (name, dtype, shape, stype) in enumerate(json.loads(head["__metadata__"]["order"])):
-            arrays[name] = Array(dtype, tuple(shape), stype, tensors[f"array-{index}"].tobytes())
-        memory = {n.removeprefix("memory-"): t for n, t in tensors.items() if n.startswith("memory-")}
-        recovery = RecoveryState(**state["recovery"] | {"treated": frozenset(state["recovery"]["treated"])})
-        version, position, gauss = state["sampler"]
-        sampler = (version, tuple(position), gauss)
-        random.Random().setstate(sampler)  # whether it is one
-        nodes = [int(node) for node in state["nodes"]]
-        return Saved(int(state["round"]), arrays, memory, recovery, nodes, dict(state["line"]), sampler)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({error}); delete it to go on from the one before") from None
+def load_newest(folder: Path, run: str) -> tuple[Saved | None, Damaged]:
+    """The newest state that is whole, None before the first round, and the newer ones that are damaged."""
+    saved, damaged = newest_whole(folder, run, _read)
+    for round in [] if saved else sorted(_unsealed_rounds(folder), reverse=True):
+        try:
+            return _read_unsealed(folder, round), damaged
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            damaged[_state(folder, round)] = f"{_state(folder, round)} is damaged ({error})"
+    if saved is None and damaged:
+        raise none_is_whole(damaged)
+    return saved, damaged
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(values, order="C"))  # a copy: a message's bytes are read-only
+
+
+def _read(tensors: dict[str, Tensor], about: dict[str, Any]) -> Saved:
+    values = {name: tensor.numpy() for name, tensor in tensors.items()}
+    lines = None if about["lines"] is None else whole(about["lines"])
+    return _saved(about["round"], values, about["arrays"], about, lines)
+
+
+def _read_unsealed(folder: Path, round: int) -> Saved:
+    """The form of earlier versions."""
+    state = json.loads(_state(folder, round).read_bytes())
+    blob = _arrays(folder, round).read_bytes()
+    head = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+    return _saved(whole(state["round"]), load(blob), json.loads(head["__metadata__"]["order"]), state, None)
+
+
+def _saved(round: int, values: dict[str, np.ndarray], order: Any, state: dict[str, Any], lines: int | None) -> Saved:
+    arrays = ArrayRecord()
+    for index, (name, dtype, shape, stype) in enumerate(order):
+        arrays[name] = Array(dtype, tuple(shape), stype, values[f"array-{index}"].tobytes())
+    memory = {name.removeprefix("memory-"): v for name, v in values.items() if name.startswith("memory-")}
+    version, position, gauss = state["sampler"]
+    sampler = (version, tuple(position), gauss)
+    random.Random().setstate(sampler)  # raises where it is none
+    nodes = [int(node) for node in state["nodes"]]
+    return Saved(round, arrays, memory, recovery_from(state["recovery"]), nodes, dict(state["line"]), sampler, lines)
 
 
 def check_fit(saved: ArrayRecord, initial: ArrayRecord) -> None:
@@ -137,6 +165,6 @@ def _arrays(folder: Path, round: int) -> Path:
     return folder / f"arrays-{round:06d}.safetensors"
 
 
-def _rounds(folder: Path) -> list[int]:
+def _unsealed_rounds(folder: Path) -> list[int]:
     names = [path.stem.removeprefix("state-") for path in folder.glob("state-*.json")]
-    return [int(name) for name in names if name.isdigit()]
+    return [int(name) for name in names if name.isdecimal()]

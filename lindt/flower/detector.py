@@ -12,6 +12,7 @@ Legend: K clients answering, P weights.
 from __future__ import annotations
 
 import uuid
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, final
@@ -24,7 +25,6 @@ from lindt.detection import Counting, Divergence, Statistic
 from lindt.errors import UserError
 from lindt.flower.bookkeeping import Bookkeeping
 from lindt.flower.caution import Caution, say
-from lindt.flower.checkpoint import check_fit
 from lindt.flower.journal import Journal
 from lindt.flower.orders import PREFIX, Order, reports_of
 from lindt.flower.replies import Sifted, agreeing, float_names, sift, weights_of
@@ -70,9 +70,13 @@ class NFLDetector(Strategy):
         self._experiment = journal.run if journal else uuid.uuid4().hex
         keys = [str(vars(link)["weighted_by_key"]) for link in links if "weighted_by_key" in vars(link)]
         self._weighted_by = keys[0] if keys else "num-examples"
+        if journal is not None:  # a loop of the user's own just ends: when the detector goes, or the process
+            weakref.finalize(self, journal.close)
         self._session = ""
         self._sent: ArrayRecord | None = None  # w^{r-1}; None until the run has begun
-        self._since = 0
+        self._since = 0  # the round this session goes on after
+        self._offset = 0  # from the rounds that Flower's start() counts to the run's own
+        self._played = 0  # the last round that was aggregated
         self.state: RecoveryState = self.rule.begin()
         self.seen: Divergence | None = None  # of the last round
         self.scores: Scores | None = None  # of the last evaluation that clients reported in
@@ -89,17 +93,29 @@ class NFLDetector(Strategy):
         return self.state.detections > 0
 
     def begin(self, arrays: ArrayRecord, num_rounds: int) -> tuple[int, ArrayRecord]:
-        """The round to go on after, and w: from the checkpoint where there is one. `start` calls it; a loop of
-        your own that calls the strategy's methods itself calls it once before."""
-        self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
+        """For a loop of your own that calls the strategy's methods itself: call it once before the first round.
+
+        Returns the last round that was played, 0 for a new run, and the w after it. The loop's first round is the
+        next one:
+
+            done, arrays = detector.begin(arrays, num_rounds)
+            for r in range(done + 1, num_rounds + 1):
+                replies = grid.send_and_receive(detector.configure_train(r, arrays, config, grid))
+                arrays = detector.aggregate_train(r, replies)[0] or arrays
+        """
+        return self._begin(arrays, num_rounds, own_loop=True)
+
+    def _begin(self, arrays: ArrayRecord, num_rounds: int, *, own_loop: bool) -> tuple[int, ArrayRecord]:
         weights_of(arrays, float_names(arrays))  # raises where there is nothing to measure
-        saved = self._books.take_up(num_rounds, self.strategy)
+        saved = self._books.take_up(num_rounds, self.strategy, arrays, own_loop=own_loop)
+        self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
+        self.seen, self.scores = None, None
         if saved is not None:
-            check_fit(saved.arrays, arrays)
             self._since, self.state, arrays = saved.round, saved.recovery, saved.arrays
             flag = "on" if self.state.on else "off"
             say(f"goes on after round {saved.round}, count {self.state.count}, recovery {flag}")
             self._caution.resumed()
+        self._played, self._offset = self._since, 0 if own_loop else self._since
         return self._since, arrays
 
     def start(
@@ -113,8 +129,8 @@ class NFLDetector(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
         """As Flower's own, with true round numbers when it goes on from a checkpoint of `folder`."""
-        with self._books.locked():
-            done, arrays = self.begin(initial_arrays, num_rounds)
+        try:
+            done, arrays = self._begin(initial_arrays, num_rounds, own_loop=False)
             if done >= num_rounds:
                 say(f"the folder holds all {num_rounds} rounds already; name another for a new run", warn=True)
                 self._books.finish()
@@ -123,6 +139,8 @@ class NFLDetector(Strategy):
             left = num_rounds - done
             result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, score)
             self._books.finish()
+        finally:
+            self._books.close()
         for found in (
             result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp
         ):  # fmt: skip
@@ -139,7 +157,7 @@ class NFLDetector(Strategy):
                 f"NFLDetector was not started itself: {ORDER}, and start() is the detector's. Under a DP wrapper "
                 "it would take the noise for zero. A loop of your own calls detector.begin(arrays, rounds) first"
             )
-        round, self._sent = server_round + self._since, arrays
+        round, self._sent = self._next(server_round), arrays
         messages = list(self.strategy.configure_train(round, arrays, config, grid))
         self._books.ask(round, [message.metadata.dst_node_id for message in messages], list(grid.get_node_ids()))
         return self._ordered(messages, round)
@@ -148,16 +166,28 @@ class NFLDetector(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self._sent is not None
-        round, recovering, before = server_round + self._since, self.state.on, self.state.detections
+        round, recovering, before = self._next(server_round), self.state.on, self.state.detections
         clip_norm = self._taps.clip_norm()
-        sifted = sift(list(replies), self._sent, self._weighted_by, clipping=clip_norm is not None)
+        clipped_here = self._taps.clips_here()
+        sifted = sift(
+            list(replies),
+            self._sent,
+            self._weighted_by,
+            clipping=clip_norm is not None or clipped_here,
+            clipped_here=clipped_here,
+        )
         self._taps.watch(sifted.names)
-        arrays, metrics = self.strategy.aggregate_train(round, sifted.passed)
+        if sifted.nodes or self._taps.outer is None:
+            arrays, metrics = self.strategy.aggregate_train(round, sifted.passed)
+        else:  # Flower's adaptive clipping divides by the number of valid answers
+            say(f"round {round}: no valid answer; w stays as it was", warn=True)
+            arrays, metrics = None, None
         self.seen = see(sifted, arrays, clip_norm, self._taps, self._caution) if arrays else None
         self._taps.forget()
         answered = frozenset(self._books.number(node) for node in sifted.nodes)
         self.state = self.rule.judge(self.state, Evidence(round, self.seen, answered, self._books.clients))
         self._books.played(round, sifted, self.seen, recovering, self.state, arrays or self._sent, self.strategy)
+        self._played = round
         self._tell(round, sifted, detected=self.state.detections > before)
         if arrays is None or self.seen is None:
             return arrays, metrics
@@ -166,11 +196,11 @@ class NFLDetector(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        round = server_round + self._since
+        round = server_round + self._offset
         return self._ordered(list(self.strategy.configure_evaluate(round, arrays, config, grid)), round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        round, replies = server_round + self._since, list(replies)
+        round, replies = server_round + self._offset, list(replies)
         reports, faults = reports_of(replies)
         replies, odd = agreeing(replies, self._weighted_by)
         for node, fault in (faults | odd).items():
@@ -190,6 +220,13 @@ class NFLDetector(Strategy):
         rule = self.rule
         say(f"NFL when {rule.statistic} exceeds epsilon = {rule.epsilon:g} in more than r' = {rule.patience} rounds")
         self.strategy.summary()
+
+    def _next(self, server_round: int) -> int:
+        """The run's own number of a round that is about to be played."""
+        round = server_round + self._offset
+        if round <= self._played:
+            raise UserError(f"round {round} was played already; go on with round {self._played + 1}")
+        return round
 
     def _ordered(self, messages: list[Message], round: int) -> list[Message]:
         keep = max(0, round - 2)  # a checkpoint of the round before last may still be gone back to

@@ -8,36 +8,49 @@ plan.toml holds the rule of detection and the number of rounds; there is no plan
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
+from weakref import WeakValueDictionary
 
 import flwr
 import tomli_w
 import torch
 
 import lindt
-from lindt.disk import append_line, write_whole
+from lindt.disk import write_whole
 from lindt.errors import UserError
 from lindt.planfile import to_dict
 from lindt.records import totals
 from lindt.recovery import OnDetection
-from lindt.store import FORMAT, Store, read_lines
+from lindt.store import FORMAT, RoundLog, Store
 
 TASK = "a Flower app"
+
+# Loops of the user's own have no end that the detector sees. A new one on the same folder ends the one before.
+_OWN_LOOPS: Final[WeakValueDictionary[Path, Journal]] = WeakValueDictionary()
 
 
 @final
 class Journal:
-    """One run's folder, taken up where it was left."""
+    """One run's folder, taken up where it was left.
+
+    A round's line is written when the round is evaluated. Where no evaluation comes it is written when the next round
+    begins, and on `close` at the latest. In a loop of the user's own the last round is written at once, with the
+    summary; an evaluation that still comes replaces both.
+    """
 
     def __init__(self, folder: Path, name: str, rule: OnDetection, strategies: list[str]) -> None:
-        self.folder, self.rule = folder, rule
+        self.folder, self.rule, self.log = folder, rule, RoundLog(folder)
         self._clock = time.perf_counter()
+        self._lock, self._process, self._is_open = ExitStack(), 0, False
+        self._pending: dict[str, Any] | None = None  # a round's line that is not written yet
+        self._rounds, self._own_loop = 0, False
+        self.lines = 0  # how many rounds have been played, those of earlier sessions too
         about = self._read()
         if about is None:
             versions = {"lindt": lindt.__version__, "torch": torch.__version__, "flwr": flwr.__version__}
@@ -65,67 +78,93 @@ class Journal:
     def checkpoint(self) -> Path:
         return self.folder / "checkpoint"
 
-    def open(self, rounds: int, done: int, pending: dict[str, Any] | None) -> None:
-        """Cut back to the checkpoint; a round whose line was not written yet gets it now."""
+    def lock(self, *, own_loop: bool) -> None:
+        """One server a folder, until `close`."""
+        self.close()
+        previous = _OWN_LOOPS.get(self.folder.absolute())
+        if previous is not None:
+            previous.close()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self.folder / "run.json", json.dumps(self.about, indent=2).encode())
+            self._lock.enter_context(Store(self.folder, self.about).locked())
+        except OSError as error:
+            raise UserError(f"folder = {self.folder}: cannot be written ({error.strerror}); name another") from None
+        self._process, self._is_open, self._own_loop = os.getpid(), True, own_loop
+        if own_loop:
+            _OWN_LOOPS[self.folder.absolute()] = self
+
+    def open(self, rounds: int, done: int, count: int | None, pending: dict[str, Any] | None) -> None:
+        """Cut back to the checkpoint of round `done`; a round whose line was not written yet gets it now."""
+        self.log.cut_back(done, count, pending)
+        self.lines = len(self.log.lines())
+        try:
+            self._write_about()
             method = {"adaptation": {"kind": "dual"}, "recovery": to_dict(self.rule)}
             plan = {"name": self.about["name"], "rounds": rounds, "method": method}
             write_whole(self.folder / "plan.toml", tomli_w.dumps(plan).encode())
         except OSError as error:
             raise UserError(f"folder = {self.folder}: cannot be written ({error.strerror}); name another") from None
-        for name in ("rounds.jsonl", "timing.jsonl"):
-            path = self.folder / name
-            kept = [line for line in read_lines(path) if line["round"] <= done]
-            if name == "rounds.jsonl" and pending and (not kept or kept[-1]["round"] < done):
-                kept.append(pending)
-            if kept or path.exists():
-                write_whole(path, b"".join(_json(line) + b"\n" for line in kept))
         (self.folder / "summary.json").unlink(missing_ok=True)
-        self._clock = time.perf_counter()
+        self._rounds, self._clock = rounds, time.perf_counter()
+        if self._own_loop and done >= rounds:
+            self.finish()
 
-    def append(self, line: dict[str, Any]) -> None:
-        now = time.perf_counter()
-        append_line(self.folder / "rounds.jsonl", _json(line) + b"\n")
-        timing = {"round": line["round"], "seconds": round(now - self._clock, 4)}
-        append_line(self.folder / "timing.jsonl", _json(timing) + b"\n")
-        self._clock = now
+    def played(self, line: dict[str, Any]) -> None:
+        """A round was aggregated and is in the checkpoint."""
+        self.flush()
+        self._pending, self.lines = line, self.lines + 1
+        if self._own_loop and line["round"] >= self._rounds:
+            self.finish()
+
+    def scored(self, line: dict[str, Any]) -> None:
+        """The round was evaluated."""
+        written, self._pending = self._pending is None, line if self._pending is not None else None
+        self.flush()
+        if written and self.log.lines()[-1] != json.loads(
+            json.dumps(line)
+        ):  # evaluated again, or the last round of a loop of the user's own
+            self.log.replace_last(line)
+            if (self.folder / "summary.json").exists():
+                self.finish()
+
+    def flush(self) -> None:
+        """Write the line of a round that was not evaluated."""
+        if not self._is_open:
+            raise UserError(f"{self.folder}: the run was ended, or begun again by another detector; call begin() anew")
+        if self._pending is not None:
+            now, line, self._pending = time.perf_counter(), self._pending, None
+            self.log.append(line, now - self._clock)
+            self._clock = now
 
     def know(self, clients: list[dict[str, Any]], percent: bool) -> None:
         """Who takes part, as far as it has shown."""
         if clients != self.about["clients"] or percent != self.about["metric_in_percent"]:
             self.about |= {"clients": clients, "metric_in_percent": percent}
-            write_whole(self.folder / "run.json", json.dumps(self.about, indent=2).encode())
+            self._write_about()
 
     def finish(self) -> None:
-        lines = list(read_lines(self.folder / "rounds.jsonl"))
+        self.flush()
         words = "not known here: ask the strategy, where it adds noise"
-        summary = totals(lines, 10, self.about["metric_in_percent"])
+        summary = totals(self.log.lines(), 10, self.about["metric_in_percent"])
         summary["privacy"] = {"words": words, "epsilon": None, "delta": None}
-        write_whole(self.folder / "summary.json", json.dumps(summary, indent=2).encode())
+        Store(self.folder, self.about).finish(summary)
+
+    def close(self) -> None:
+        """Write what is not written yet and give the folder free. A forked process leaves both to its parent."""
+        if self._is_open and self._process == os.getpid():
+            with self._lock:
+                try:
+                    self.flush()
+                finally:
+                    self._is_open = False
+
+    def _write_about(self) -> None:
+        write_whole(self.folder / "run.json", json.dumps(self.about, indent=2).encode())
 
     def _read(self) -> dict[str, Any] | None:
-        path = self.folder / "run.json"
-        if not path.exists():
+        if not (self.folder / "run.json").exists():
             return None
-        try:
-            about = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            about = None
-        if not isinstance(about, dict) or about.get("format") != FORMAT or not isinstance(about.get("run"), str):
-            raise UserError(f"{path} is damaged or of another format; name another folder")
+        about = dict(Store.open(self.folder).about)
         if about.get("task") != TASK:
             raise UserError(f"{self.folder} holds a run that is not a Flower app's; name another folder")
         return about
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One server a folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with Store(self.folder, self.about).locked():
-            yield
-
-
-def _json(line: dict[str, Any]) -> bytes:
-    return json.dumps(line, sort_keys=True, allow_nan=False).encode()

@@ -56,7 +56,15 @@ class Sifted:
     refused: dict[int, str]
 
 
-def sift(replies: list[Message], sent: ArrayRecord, weighted_by: str, *, clipping: bool = False) -> Sifted:
+def sift(
+    replies: list[Message],
+    sent: ArrayRecord,
+    weighted_by: str,
+    *,
+    clipping: bool = False,
+    clipped_here: bool = False,
+) -> Sifted:
+    """`clipping`: the lengths of updates are wanted. `clipped_here`: the strategy clips updates on the server."""
     whole = [reply for reply in replies if not reply.has_error() and len(reply.content.array_records) == 1]
     structures = Counter(structure_of(_record(reply)) for reply in whole)
     # Some apps return other arrays than they were sent (adapters, say): then they agree with one another.
@@ -76,6 +84,8 @@ def sift(replies: list[Message], sent: ArrayRecord, weighted_by: str, *, clippin
             values = _read(reply, expected)
             w = _weights(values, names)
             size = _size(reply, weighted_by, usual)
+            if clipped_here and not _can_be_clipped(values, before):
+                raise ValueError("its update is zero, which Flower's clipping divides by")
         except ValueError as fault:
             refused[node] = one_line(str(fault))
         else:
@@ -128,6 +138,13 @@ def _length(values: Values, before: Values) -> float:
     return float(np.sqrt(sum(squares)))
 
 
+def _can_be_clipped(values: Values, before: Values) -> bool:
+    """Flower's clipping divides by the update's length, computed in the weights' own type: there a tiny one is 0."""
+    if values.keys() != before.keys():
+        return True
+    return any(np.linalg.norm(np.subtract(value, before[name])) > 0 for name, value in values.items())
+
+
 def agreeing(replies: list[Message], weighted_by: str) -> tuple[list[Message], dict[int, str]]:
     """The replies to an evaluation that go on to the strategy, and why others do not."""
     usual = _usual([reply for reply in replies if not reply.has_error()])
@@ -162,4 +179,6 @@ def _size(reply: Message, weighted_by: str, usual: Layout | None) -> float:
     value = next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
     if not isinstance(value, int | float) or not 0 <= value <= MOST_SAMPLES:
         raise ValueError(f"its {weighted_by} is no number from 0 to {MOST_SAMPLES}")
-    return float(value) or 1.0
+    if value == 0:  # a mean over such replies alone divides by zero
+        raise ValueError(f"its {weighted_by} is 0")
+    return float(value)

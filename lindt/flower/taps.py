@@ -97,6 +97,10 @@ class Taps:
         found = getattr(self.outer.strategy, "clipping_norm", None) if self.outer else None
         return float(found) if isinstance(found, int | float) else None
 
+    def clips_here(self) -> bool:
+        """Whether the wrapper clips updates on the server: those of Flower's keep w^{r-1} for it."""
+        return self.outer is not None and "current_arrays" in vars(self.outer.strategy)
+
     def noise(self, like_P: Tensor) -> Tensor:
         if self.outer is None or self.inner is None or self.outer.result is None or self.inner.result is None:
             return torch.zeros_like(like_P)

@@ -139,7 +139,8 @@ def test_the_smaller_account_is_chosen_and_named() -> None:
     assert noisy.amplified
     assert noisy.epsilon_dp is not None
     assert noisy.epsilon_dp < closed_form(1.0, 100, 1e-4) / 10
-    assert "nobody learns which 10 of 1000 clients took part" in noisy.in_words()
+    assert "sampling rate 10/1000" in noisy.in_words()
+    assert "nobody learns which 10 of them were" in noisy.in_words()
 
     quiet = budget(sigma=0.01, active=10, **small)
     assert not quiet.amplified
@@ -158,6 +159,22 @@ def test_sampling_at_order_two_by_hand() -> None:
     rdp = math.log(1 + q**2 * min(4 * (math.e - 1), 2 * math.e))
     assert found.amplified
     assert found.epsilon_dp == pytest.approx(rounds * rdp + math.log(1 / 2) - math.log(2 * delta_dp))
+
+
+def test_over_selection_amplifies_at_the_rate_of_the_clients_asked() -> None:
+    """10 of 100 are taken out of 20 asked: by hand at order 2, as above, with q = 20/100. The noise is over 2S/10."""
+    rounds, delta_dp = 5000, 1e-3
+    settings: dict[str, Any] = {"sigma": 1.0, "sensitivity": 1.0, "clients": 100, "rounds": rounds}
+    found = budget(**settings, active=10, asked=20, delta_dp=delta_dp)
+    rdp = math.log(1 + 0.2**2 * min(4 * (math.e - 1), 2 * math.e))
+    # The plain account is R / (2 z^2) = 2500 and more at order 1: below 5000 * 0.197 = 985 it is not.
+    assert found.amplified
+    assert found.epsilon_dp == pytest.approx(rounds * rdp + math.log(1 / 2) - math.log(2 * delta_dp))
+    assert "sampling rate 20/100" in found.in_words()
+    assert budget(**settings, active=10, asked=10) == budget(**settings, active=10)
+    everyone = budget(**settings, active=10, asked=100)
+    assert not everyone.amplified
+    assert everyone.epsilon_dp == budget(**settings, active=100).epsilon_dp
 
 
 def test_before_the_first_round_nothing_is_spent() -> None:
@@ -183,6 +200,8 @@ def test_the_default_delta_is_below_one_in_n(clients: int) -> None:
         ("clients", 0),
         ("active", 0),
         ("active", 101),
+        ("asked", 9),
+        ("asked", 101),
         ("rounds", -1),
         ("delta_dp", 0.0),
         ("delta_dp", 0.01),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from small_apps import arrays, heard, pushing
 
 from lindt.errors import UserError
 from lindt.flower import NFLDetector
+from lindt.flower.checkpoint import load_newest
 from lindt.flower.orders import Report
 from lindt.report.kept_plan import method_words, repeat_command
 from lindt.report.reading import read_run
@@ -207,13 +209,17 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         detector(tmp_path / "a", flower.FedMedian())
     with pytest.raises(UserError, match="of another model"):
         detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(w=[0.0]), num_rounds=2)
+    assert read_run(tmp_path / "a").state == "ended"  # a refused start changes nothing
+    assert read_run(tmp_path / "a").planned == 1
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "run.json").write_text('{"format": 1, "run": "x", "task": null}')
+    (tmp_path / "b" / "run.json").write_text(
+        '{"format": 1, "run": "x", "task": null, "clients": [], "metric_in_percent": true}'
+    )
     with pytest.raises(UserError, match="not a Flower app's"):
         detector(tmp_path / "b")
-    state = next((tmp_path / "a" / "checkpoint").glob("state-*.json"))
+    state = next((tmp_path / "a" / "checkpoint").glob("round-*.safetensors"))
     state.write_text("{}")
-    with pytest.raises(UserError, match=r"state-000001\.json is damaged"):
+    with pytest.raises(UserError, match=r"round-000001\.safetensors is damaged .* no older one is whole"):
         detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(**ZERO), num_rounds=2)
 
 
@@ -229,12 +235,55 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
 def test_only_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     detector(tmp_path).start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=4)
     found = sorted(path.name for path in (tmp_path / "checkpoint").iterdir())
-    assert found == [
-        "arrays-000003.safetensors",
-        "arrays-000004.safetensors",
-        "state-000003.json",
-        "state-000004.json",
-    ]
+    assert found == ["round-000003.safetensors", "round-000004.safetensors"]
+
+
+def w_after(folder: Path, round: int) -> bytes:
+    saved, _ = load_newest(folder / "checkpoint", json.loads((folder / "run.json").read_text())["run"])
+    assert saved is not None
+    assert saved.round == round
+    return saved.arrays["w"].data
+
+
+@pytest.mark.parametrize("where", ["w", "words", "cut", "empty"])
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(where: str, tmp_path: Path) -> None:
+    random.seed(5)
+    detector(tmp_path / "whole").start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=6)
+    random.seed(5)
+    detector(tmp_path / "cut").start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=4)
+    path = tmp_path / "cut" / "checkpoint" / "round-000004.safetensors"
+    content = bytearray(path.read_bytes())
+    if where == "w":
+        content[-3] ^= 1  # the last bytes are those of w
+    elif where == "words":
+        content[content.index(b"lines")] ^= 1
+    path.write_bytes({"cut": content[:-5], "empty": b""}.get(where, content))
+    with heard() as said:
+        detector(tmp_path / "cut").start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=6)
+    assert any(text.startswith("! ") and "it is put aside, and the run goes on from round 3" in text for text in said)
+    assert path.with_suffix(".damaged").exists()
+    assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
+    assert w_after(tmp_path / "cut", 6) == w_after(tmp_path / "whole", 6)
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_a_checkpoint_of_an_earlier_version_is_read(spoilt: bool, tmp_path: Path) -> None:
+    """unsealed_run/ was written by the version that kept two files a round without a checksum: 3 rounds of FedAvgM."""
+    momentum = flower.FedAvgM(server_momentum=0.9)
+    random.seed(5)
+    detector(tmp_path / "whole", momentum).start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=5)
+    folder = tmp_path / "old"
+    shutil.copytree(Path(__file__).parent / "unsealed_run", folder)
+    if spoilt:
+        (folder / "checkpoint" / "state-000003.json").write_text("{}")
+    with heard() as said:
+        again = detector(folder, flower.FedAvgM(server_momentum=0.9))
+        again.start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=5)
+    assert any(f"goes on after round {2 if spoilt else 3}" in text for text in said)
+    assert lines(folder) == lines(tmp_path / "whole")
+    assert w_after(folder, 5) == w_after(tmp_path / "whole", 5)
+    left = {path.name for path in (folder / "checkpoint").iterdir() if path.suffix != ".damaged"}
+    assert left - {"arrays-000003.safetensors"} == {"round-000004.safetensors", "round-000005.safetensors"}
 
 
 def test_a_report_that_is_none_is_told_and_left_out(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -203,3 +203,42 @@ def test_a_wrapper_around_dp_changes_nothing() -> None:
     assert one.seen is not None
     assert one.seen.noise_norm > 0
     assert one.seen == two.seen
+
+
+DP: dict[str, Callable[[], Strategy]] = {
+    "fixed": lambda: fixed(FedAvg(), 0.1, 1.0, 3),
+    "adaptive": lambda: adaptive(FedAvg(), 0.1, 3),
+}
+
+
+@pytest.mark.parametrize("name", DP)
+@pytest.mark.parametrize("second", ["nobody", "errors", "zero updates"])
+def test_a_round_without_a_valid_answer_does_not_end_a_private_run(second: str, name: str) -> None:
+    """Flower's wrappers divide by the number of answers, and by the length of each update."""
+    moved, still = pushing(*[[3, 4]] * 3), pushing(*[[0, 0]] * 3)
+
+    def app(message: Message, context: Context) -> Message:
+        if message.content["config"]["server-round"] != 2:
+            return moved(message, context)
+        if second == "errors":
+            raise RuntimeError("no data today")
+        return still(message, context)
+
+    class Grid(FakeGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+            messages = list(messages)
+            quiet = second == "nobody" and messages[0].content["config"]["server-round"] == 2
+            return [] if quiet else super().send_and_receive(messages, timeout=timeout)
+
+    detector = NFLDetector(DP[name](), 1.0, 5)
+    result = detector.start(Grid(app, 3), arrays(w=[1.0, 2.0]), num_rounds=3)
+    assert sorted(result.train_metrics_clientapp) == [1, 3]
+    assert detector.seen is not None
+
+
+@pytest.mark.parametrize("name", DP)
+def test_one_client_that_returns_w_unchanged_does_not_end_a_private_run(name: str) -> None:
+    detector, grid = NFLDetector(DP[name](), 1.0, 5), FakeGrid(pushing([3, 4], [0, 0], [3, 4]), 3)
+    with heard() as said:
+        detector.start(grid, arrays(w=[1.0, 2.0]), num_rounds=2)
+    assert sum("its update is zero" in text for text in said) == 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fake_grid import FakeGrid
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from small_apps import arrays, heard, pushing
 from test_engine_flower import P, asked_in, only, play, put, quick, raw
@@ -72,5 +72,34 @@ def test_a_claimed_number_of_samples_that_would_spoil_a_strategys_mean_is_refuse
         result = detector.start(grid, arrays(**ZERO), num_rounds=2)
     assert any(f"refused node {liar}: its " in text for text in said)
     assert np.isfinite(result.arrays["w"].numpy()).all()
+    assert detector.seen is not None
+    assert detector.seen.delta == pytest.approx(2.5)  # (-3, -4) and (0, 0) around (-1.5, -2)
+
+
+@pytest.mark.parametrize("claim", [0, 0.0])
+def test_updates_of_no_examples_are_refused_and_the_run_goes_on(claim: float) -> None:
+    """FedAvg divides by the sum of the examples: with zeros only it ended the run with ZeroDivisionError."""
+    pushed = pushing([3, 4], [-3, -4], [0, 0])
+
+    def app(message: Message, context: Context) -> Message:
+        reply = pushed(message, context)
+        if message.content["config"]["server-round"] == 2:
+            reply.content["metrics"]["num-examples"] = claim
+        return reply
+
+    detector = NFLDetector(FedAvg(), 1.0, 5)
+    with heard() as said:
+        result = detector.start(FakeGrid(app, 3), arrays(w=[1.0, 2.0]), num_rounds=3)
+    assert sum("round 2: refused node" in text and "num-examples is 0" in text for text in said) == 3
+    assert sorted(result.train_metrics_clientapp) == sorted(result.evaluate_metrics_clientapp) == [1, 3]
+    assert result.arrays["w"].numpy().tolist() == [1.0, 2.0]
+    assert (detector.state.count, detector.seen is not None) == (2, True)
+
+
+def test_one_update_of_no_examples_is_refused_and_the_others_count() -> None:
+    app = pushing([3, 4], [-3, -4], [0, 0], sizes=(0, 10, 10))
+    detector = NFLDetector(FedAvg(), 1.0, 5)
+    result = detector.start(FakeGrid(app, 3), arrays(**ZERO), num_rounds=1)
+    assert result.arrays["w"].numpy().tolist() == [-1.5, -2.0]
     assert detector.seen is not None
     assert detector.seen.delta == pytest.approx(2.5)  # (-3, -4) and (0, 0) around (-1.5, -2)
