@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import final
 
 from lindt.engines.base import Reply, Task
-from lindt.engines.wire import Line, SharedWeights, reply_of, shared_file, task_line
+from lindt.engines.wire import Line, SharedWeights, problem_hashes, reply_of, shared_file, task_line
 from lindt.errors import UserError
 from lindt.memory import keep_memory
 from lindt.parties import attackers_of
 from lindt.plan import Plan
 from lindt.planfile import to_dict
 from lindt.problem import Problem, first_model
-from lindt.records import fingerprint
 from lindt.versions import InFolder, forget_after
 from lindt.weights import read_buffers, read_w
 
@@ -59,6 +58,12 @@ class _Worker:
 
 @final
 class Processes:
+    """Worker processes on this machine. Each builds the problem anew: the plan's own, or that of `task`.
+
+    `task` names a function that returns `problem`, as "module:function". Without it `problem` has to be the plan's
+    own, `problem_for(plan)`. A worker whose problem differs from `problem` refuses to start.
+    """
+
     def __init__(
         self,
         plan: Plan,
@@ -83,7 +88,7 @@ class Processes:
         self._setup = {
             "plan": to_dict(plan), "task": task, "run": run, "folder": str(folder.resolve()),
             "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": self.count,
-            "data": fingerprint(problem) if task else None,
+            "problem": problem_hashes(plan, problem),
         }  # fmt: skip
         epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
         hostile = attackers_of(plan, len(problem.data))

@@ -1,0 +1,213 @@
+"""The engines as a person uses them from Python: own problems, errors, a second dispatch, close. None of it hangs."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, nll_loss
+from worlds import tiny
+
+from lindt.engines import worker
+from lindt.engines.base import Reply, Task
+from lindt.engines.inprocess import InProcess
+from lindt.engines.processes import Processes
+from lindt.engines.wire import problem_hashes
+from lindt.environment import Environment
+from lindt.errors import UserError
+from lindt.federation import begin
+from lindt.plan import Plan
+from lindt.problem import Problem, problem_for
+from lindt.tasks import load_task
+
+SECONDS = 180  # far more than any of these tests takes: after that it hangs
+
+
+@pytest.fixture(autouse=True)
+def _time_limit() -> Iterator[None]:
+    """A test that hangs fails."""
+
+    def give_up(_number: int, _frame: FrameType | None) -> None:
+        raise TimeoutError(f"nothing came back within {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return tiny(environment=Environment())
+
+
+@pytest.fixture(scope="module")
+def problem(plan: Plan) -> Problem:
+    return problem_for(plan)
+
+
+@pytest.fixture
+def engine(plan: Plan, problem: Problem) -> Iterator[Processes]:
+    engine = Processes(plan, problem, workers=2)
+    yield engine
+    engine.close()
+
+
+def tasks_for(plan: Plan, problem: Problem, clients: range | list[int]) -> list[Task]:
+    state = begin(plan, problem)
+    return [Task("train", "", i, 1, state.w, state.buffers, recovering=False) for i in clients]
+
+
+def assert_same(here: list[Reply], there: list[Reply]) -> None:
+    assert [reply.client for reply in here] == [reply.client for reply in there]
+    for mine, theirs in zip(here, there, strict=True):
+        assert mine.w is not None
+        assert theirs.w is not None
+        assert torch.equal(mine.w, theirs.w)
+
+
+# A problem of one's own
+
+
+def own_data(problem: Problem) -> Problem:
+    x, y = torch.zeros(20, 1, 8, 8), torch.zeros(20, dtype=torch.int64)
+    return Problem([((x, y), (x, y))] * 6, problem.model)
+
+
+def own_model(problem: Problem) -> Problem:
+    def build() -> torch.nn.Module:
+        model = problem.model()
+        with torch.no_grad():
+            next(model.parameters()).add_(1.0)  # the same names and shapes, other first weights
+        return model
+
+    return replace(problem, model=build)
+
+
+def own_loss(problem: Problem) -> Problem:
+    return replace(problem, loss=lambda output, y: 2 * cross_entropy(output, y))
+
+
+def own_metric(problem: Problem) -> Problem:
+    return replace(problem, metric=lambda output, y: -nll_loss(output, y, reduction="none"))
+
+
+@pytest.mark.parametrize(
+    ("change", "part"), [(own_data, "data"), (own_model, "model"), (own_loss, "loss"), (own_metric, "metric")]
+)
+def test_a_worker_without_a_task_refuses_a_problem_that_is_not_the_plans_own(
+    plan: Plan, problem: Problem, change: Callable[[Problem], Problem], part: str
+) -> None:
+    own = change(problem)
+    with pytest.raises(UserError, match=rf"not the plan's own \(its {part} is different\).*task=.*InProcess") as caught:
+        worker._problem(plan, None, problem_hashes(plan, own))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_own_problem_without_a_task_is_not_replaced_by_the_plans_own(plan: Plan, problem: Problem) -> None:
+    own = own_data(problem)
+    engine = Processes(plan, own, workers=1)
+    try:
+        with pytest.raises(UserError, match="not the plan's own"):
+            list(engine.dispatch(tasks_for(plan, own, range(2))))
+    finally:
+        engine.close()
+
+
+def test_an_own_problem_is_refused_where_the_plans_own_cannot_be_built(plan: Plan, problem: Problem) -> None:
+    impossible = replace(plan, data=replace(plan.data, clients=2000))  # more than the digits can be shared among
+    with pytest.raises(UserError, match=r"data\.clients = 2000.*task=.*InProcess"):
+        worker._problem(impossible, None, problem_hashes(impossible, problem))
+
+
+def test_hashes_of_a_problem_change_nothing_and_are_the_same_for_any_number_of_threads(
+    plan: Plan, problem: Problem
+) -> None:
+    before = torch.random.get_rng_state()
+    expected = problem_hashes(plan, problem)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.set_num_threads(2)
+    try:
+        assert problem_hashes(plan, problem_for(plan)) == expected
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+TASK = """
+import os
+from pathlib import Path
+
+import torch
+from lindt import Problem
+from torch.nn.functional import cross_entropy
+
+def _clients():
+    torch.manual_seed(1)
+    return [((torch.rand(20, 2) + i, torch.arange(20) % 2), (torch.rand(20, 2) + i, torch.arange(20) % 2))
+            for i in range(6)]
+
+def problem():
+    return Problem(_clients(), lambda: torch.nn.Linear(2, 2))
+
+def other_loss():
+    return Problem(_clients(), lambda: torch.nn.Linear(2, 2), lambda output, y: 2 * cross_entropy(output, y))
+
+def loss_that_fails_once(output, y):
+    mark = Path(os.environ["LINDT_TEST_MARK"])
+    if output.requires_grad and mark.exists():
+        mark.unlink()
+        raise ArithmeticError("this happens once")
+    return cross_entropy(output, y)
+
+def fails_once():
+    return Problem(_clients(), lambda: torch.nn.Linear(2, 2), loss_that_fails_once)
+
+def fails_in_workers():
+    if Path(os.environ["LINDT_TEST_MARK"]).exists():
+        raise ArithmeticError("the data cannot be read")
+    return problem()
+
+def dies_in_training():
+    def loss(output, y):
+        if output.requires_grad and Path(os.environ["LINDT_TEST_MARK"]).exists():
+            os._exit(7)
+        return cross_entropy(output, y)
+    return Problem(_clients(), lambda: torch.nn.Linear(2, 2), loss)
+"""
+
+
+@pytest.fixture
+def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file by which a test tells its workers to fail."""
+    (tmp_path / "task_of_processes.py").write_text(TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("LINDT_TEST_MARK", str(tmp_path / "mark"))
+    return tmp_path / "mark"
+
+
+@pytest.mark.usefixtures("mark")
+def test_an_own_problem_with_its_task_trains_as_in_process(plan: Plan) -> None:
+    own = load_task("task_of_processes:problem")
+    engine = Processes(plan, own, task="task_of_processes:problem", workers=2)
+    tasks = tasks_for(plan, own, range(6))
+    try:
+        assert_same(list(InProcess(plan, own).dispatch(tasks)), list(engine.dispatch(tasks)))
+    finally:
+        engine.close()
+
+
+@pytest.mark.usefixtures("mark")
+def test_a_task_that_builds_another_loss_than_the_problem_has_is_refused(plan: Plan) -> None:
+    expected = problem_hashes(plan, load_task("task_of_processes:problem"))
+    assert worker._problem(plan, "task_of_processes:problem", expected)
+    with pytest.raises(UserError, match=r"--task task_of_processes:other_loss.*its loss is different"):
+        worker._problem(plan, "task_of_processes:other_loss", expected)
