@@ -48,9 +48,11 @@ class _Worker:
         with suppress(ConnectionError):  # if it has died already, its end of the line says so
             self.line.send(setup)
         self.ready = False
+        self.stopped = False
         self.task: int | None = None  # the place of what it works on among the tasks
 
     def stop(self) -> None:
+        self.stopped = True
         self.process.kill()
         self.process.wait()
         self.line.close()  # last: a worker that finds it closed would say so
@@ -111,8 +113,8 @@ class Processes:
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
         if not tasks:
             return
-        self._start()
         self._finish_abandoned()
+        self._start()
         self.weights.put(0, tasks[0].w, tasks[0].buffers)
         waiting = sorted(range(len(tasks)), key=lambda place: self._cost[tasks[place].client])  # popped from the end
         done: dict[int, Reply] = {}
@@ -140,13 +142,19 @@ class Processes:
 
     def _start(self) -> None:
         keep_memory()  # here as in the workers: every round has a K x P, and an answer's P for each of K
-        while len(self._workers) < self.count:
-            self._workers.append(_Worker(self._setup | {"slot": len(self._workers) + 1}, self._file.fileno()))
+        for index in range(self.count):
+            if index == len(self._workers):
+                self._workers.append(self._new_worker(index))
+            elif self._workers[index].stopped:  # by the error that ended the last dispatch
+                self._workers[index] = self._new_worker(index)
+
+    def _new_worker(self, index: int) -> _Worker:
+        return _Worker(self._setup | {"slot": index + 1}, self._file.fileno())
 
     def _finish_abandoned(self) -> None:
         """Whoever stopped listening to the last dispatch left workers at work: their answers are for nobody."""
         for worker in self._workers:
-            if worker.task is not None:
+            if worker.task is not None and not worker.stopped:
                 with suppress(EOFError):  # if it has died, the selector will say so
                     worker.line.receive()
                 worker.task = None
@@ -159,9 +167,12 @@ class Processes:
 
     def _hear(self, worker: _Worker, index: int, done: dict[int, Reply]) -> None:
         found = worker.line.receive()
-        if "error" in found:
-            raise UserError(found["error"])
-        if "failure" in found:
+        if "error" in found or "failure" in found:
+            worker.task = None  # it has answered: the next dispatch has nothing to wait for
+            if not worker.ready:
+                worker.stop()  # it could not start; the next dispatch starts another
+            if "error" in found:
+                raise UserError(found["error"])
             raise RuntimeError(f"a worker failed:\n{found['failure']}")
         if "ready" in found:
             worker.ready, self._stillborn = True, 0
@@ -186,8 +197,9 @@ class Processes:
             self._stillborn += 1
             # Killed from outside, it may be tried again; one that ended by itself would do so again.
             if dead.process.returncode >= 0 or self._stillborn >= TRIES:
+                self._stillborn = 0
                 raise RuntimeError("a worker died before it was ready; see its message above")
-        self._workers[index] = _Worker(self._setup | {"slot": index + 1}, self._file.fileno())
+        self._workers[index] = self._new_worker(index)
         return self._workers[index]
 
 

@@ -29,6 +29,9 @@ def serve(socket_number: int, shared_number: int) -> None:
     except UserError as error:
         line.send({"error": str(error)})
         return
+    except Exception:  # noqa: BLE001  # the data and the model are the user's; the server raises it there
+        line.send({"failure": traceback.format_exc()})
+        return
     P, F, counts = setup["shape"]
     weights = SharedWeights(shared_number, P, F, counts, setup["slots"])
     line.send({"ready": True})

@@ -211,3 +211,51 @@ def test_a_task_that_builds_another_loss_than_the_problem_has_is_refused(plan: P
     assert worker._problem(plan, "task_of_processes:problem", expected)
     with pytest.raises(UserError, match=r"--task task_of_processes:other_loss.*its loss is different"):
         worker._problem(plan, "task_of_processes:other_loss", expected)
+
+
+# After an error
+
+
+def test_after_a_workers_failure_the_engine_can_be_used_again(plan: Plan, mark: Path) -> None:
+    own = load_task("task_of_processes:fails_once")
+    engine = Processes(plan, own, task="task_of_processes:fails_once", workers=2)
+    tasks = tasks_for(plan, own, range(6))
+    try:
+        mark.touch()
+        with pytest.raises(RuntimeError, match="this happens once"):
+            list(engine.dispatch(tasks))
+        there = list(engine.dispatch(tasks))
+    finally:
+        engine.close()
+    assert_same(list(InProcess(plan, own).dispatch(tasks)), there)
+
+
+def test_a_failure_while_a_worker_starts_is_told_and_the_next_dispatch_starts_another(plan: Plan, mark: Path) -> None:
+    own = load_task("task_of_processes:problem")
+    engine = Processes(plan, own, task="task_of_processes:fails_in_workers", workers=1)
+    tasks = tasks_for(plan, own, range(6))
+    try:
+        mark.touch()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="the data cannot be read"):
+                list(engine.dispatch(tasks))
+        mark.unlink()
+        there = list(engine.dispatch(tasks))
+    finally:
+        engine.close()
+    assert_same(list(InProcess(plan, own).dispatch(tasks)), there)
+
+
+def test_after_workers_that_died_the_engine_can_be_used_again(plan: Plan, mark: Path) -> None:
+    own = load_task("task_of_processes:dies_in_training")
+    engine = Processes(plan, own, task="task_of_processes:dies_in_training", workers=1)
+    tasks = tasks_for(plan, own, range(2))
+    try:
+        mark.touch()
+        with pytest.raises(RuntimeError, match="workers died one after the other"):
+            list(engine.dispatch(tasks))
+        mark.unlink()
+        there = list(engine.dispatch(tasks))
+    finally:
+        engine.close()
+    assert_same(list(InProcess(plan, own).dispatch(tasks)), there)
