@@ -86,10 +86,10 @@ class Processes:
         shape = (read_w(model).numel(), buffers.floats_F.numel(), buffers.counts_I.numel())
         self.count = workers or os.cpu_count() or 1
         self._file = shared_file()
-        self.weights = SharedWeights(self._file.fileno(), *shape, self.count)
+        self.weights = SharedWeights(self._file.fileno(), *shape, 2 * self.count)
         self._setup = {
             "plan": to_dict(plan), "task": task, "run": run, "folder": str(folder.resolve()),
-            "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": self.count,
+            "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": 2 * self.count,
             "problem": problem_hashes(plan, problem),
         }  # fmt: skip
         epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
@@ -124,7 +124,7 @@ class Processes:
             for index, worker in enumerate(self._workers):
                 selector.register(worker.line.connection, selectors.EVENT_READ, index)
                 if worker.ready:
-                    self._give(worker, waiting, tasks)
+                    self._give(worker, index, waiting, tasks)
             while handed_on < len(tasks):
                 for key, _ in selector.select():
                     worker = self._workers[key.data]
@@ -135,7 +135,7 @@ class Processes:
                         worker = self._replace(key.data, waiting, tries)
                         selector.register(worker.line.connection, selectors.EVENT_READ, key.data)
                         continue
-                    self._give(worker, waiting, tasks)
+                    self._give(worker, key.data, waiting, tasks)
                 while handed_on in done:
                     yield done.pop(handed_on)
                     handed_on += 1
@@ -159,11 +159,17 @@ class Processes:
                     worker.line.receive()
                 worker.task = None
 
-    def _give(self, worker: _Worker, waiting: list[int], tasks: Sequence[Task]) -> None:
-        if waiting:
-            worker.task = waiting.pop()
-            with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
-                worker.line.send(task_line(tasks[worker.task]))
+    def _give(self, worker: _Worker, index: int, waiting: list[int], tasks: Sequence[Task]) -> None:
+        if not waiting:
+            return
+        place = waiting.pop()
+        task, slot = tasks[place], 0
+        if task.w is not tasks[0].w or task.buffers is not tasks[0].buffers:
+            slot = self.count + 1 + index
+            self.weights.put(slot, task.w, task.buffers)
+        worker.task = place
+        with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
+            worker.line.send(task_line(task) | {"weights": slot})
 
     def _hear(self, worker: _Worker, index: int, done: dict[int, Reply]) -> None:
         found = worker.line.receive()

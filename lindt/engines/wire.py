@@ -33,7 +33,11 @@ from lindt.weights import Buffers
 
 @final
 class SharedWeights:
-    """`slots` + 1 models in one mapping: slot 0 is what the server sends, slot k what worker k sends back."""
+    """`slots` + 1 models in one mapping.
+
+    With n workers there are 2n + 1: slot 0 is the w that a dispatch sends to all, slot k what worker k sends back, and
+    slot n + k a w for worker k alone, where the tasks of a dispatch differ in it. A slot takes memory once it is used.
+    """
 
     def __init__(self, file: int, P: int, F: int, counts: int, slots: int) -> None:
         self.P, self.F, self.I, self.slots = P, F, counts, slots
@@ -56,6 +60,9 @@ class SharedWeights:
 
     def put(self, slot: int, w: Tensor, buffers: Buffers) -> None:
         w_P, there = self._views(slot)
+        for given, place in ((w, w_P), (buffers.floats_F, there.floats_F), (buffers.counts_I, there.counts_I)):
+            if given.shape != place.shape:  # copy_ would spread a single value over all places
+                raise ValueError(f"{given.numel()} values for {place.numel()} places")
         w_P.copy_(w)
         there.floats_F.copy_(buffers.floats_F)
         there.counts_I.copy_(buffers.counts_I)

@@ -83,7 +83,7 @@ def _problem(plan: Plan, task: str | None, expected: dict[str, str]) -> Problem:
 
 
 def _answer(engine: InProcess, weights: SharedWeights, asked: dict[str, Any], slot: int) -> dict[str, Any]:
-    w, buffers = weights.view(0)
+    w, buffers = weights.view(asked.pop("weights"))
     try:
         (reply,) = engine.dispatch([Task(w=w, buffers=buffers, **asked)])
     except UserError as error:

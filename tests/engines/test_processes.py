@@ -259,3 +259,19 @@ def test_after_workers_that_died_the_engine_can_be_used_again(plan: Plan, mark: 
     finally:
         engine.close()
     assert_same(list(InProcess(plan, own).dispatch(tasks)), there)
+
+
+# Tasks
+
+
+def test_each_task_is_done_with_its_own_weights(plan: Plan, problem: Problem, engine: Processes) -> None:
+    tasks = [replace(task, w=task.w + task.client % 3) for task in tasks_for(plan, problem, range(6))]
+    assert_same(list(InProcess(plan, problem).dispatch(tasks)), list(engine.dispatch(tasks)))
+    assert engine.weights.get(0)[0].shape == tasks[0].w.shape
+
+
+def test_weights_of_another_length_are_refused(plan: Plan, problem: Problem, engine: Processes) -> None:
+    (task,) = tasks_for(plan, problem, range(1))
+    for either in (InProcess(plan, problem), engine):
+        with pytest.raises(ValueError, match="1 values for"):
+            list(either.dispatch([replace(task, w=torch.zeros(1))]))
