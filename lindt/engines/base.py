@@ -57,3 +57,10 @@ class Engine(Protocol):
     def forget_after(self, round: int) -> None:
         """Before a resumed run goes on: drop every v_i written after `round`."""
         ...
+
+
+def check_tasks(tasks: Sequence[Task], clients: int) -> None:
+    """Refuse tasks for clients that do not exist; a negative id would be a client counted from the end."""
+    for task in tasks:
+        if not 0 <= task.client < clients:
+            raise ValueError(f"client {task.client} does not exist: the problem has clients 0 to {clients - 1}")

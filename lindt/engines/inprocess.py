@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -10,7 +10,7 @@ import torch
 
 from lindt.alone import Cache
 from lindt.client import Client, Place
-from lindt.engines.base import Reply, Task
+from lindt.engines.base import Reply, Task, check_tasks
 from lindt.fit import at_work
 from lindt.parties import attackers_of, backdoor_of
 from lindt.plan import Plan
@@ -54,6 +54,10 @@ class InProcess:
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
         """When it has ended, every v_i of it is kept for good."""
+        check_tasks(tasks, len(self.clients))
+        return self._replies(tasks)
+
+    def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         try:
             for task in tasks:
                 yield self.clients[task.client].handle(task)

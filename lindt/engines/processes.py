@@ -13,12 +13,12 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import final
 
-from lindt.engines.base import Reply, Task
+from lindt.engines.base import Reply, Task, check_tasks
 from lindt.engines.wire import Line, SharedWeights, problem_hashes, reply_of, shared_file, task_line
 from lindt.errors import UserError
 from lindt.memory import keep_memory
@@ -111,6 +111,10 @@ class Processes:
         self._end()
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        check_tasks(tasks, len(self._cost))
+        return self._replies(tasks)
+
+    def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         if not tasks:
             return
         self._finish_abandoned()

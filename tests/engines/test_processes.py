@@ -275,3 +275,19 @@ def test_weights_of_another_length_are_refused(plan: Plan, problem: Problem, eng
     for either in (InProcess(plan, problem), engine):
         with pytest.raises(ValueError, match="1 values for"):
             list(either.dispatch([replace(task, w=torch.zeros(1))]))
+
+
+@pytest.mark.parametrize("client", [-1, 6])
+def test_an_unknown_client_is_refused_by_both_engines(
+    plan: Plan, problem: Problem, engine: Processes, client: int
+) -> None:
+    tasks = tasks_for(plan, problem, [0, client])
+    for either in (InProcess(plan, problem), engine):
+        with pytest.raises(ValueError, match=f"client {client} does not exist: the problem has clients 0 to 5"):
+            either.dispatch(tasks)
+    assert engine._workers == []  # no worker was started for it
+
+
+def test_no_tasks_no_replies(plan: Plan, problem: Problem, engine: Processes) -> None:
+    assert list(InProcess(plan, problem).dispatch([])) == []
+    assert list(engine.dispatch([])) == []
