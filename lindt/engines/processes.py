@@ -63,7 +63,8 @@ class Processes:
     """Worker processes on this machine. Each builds the problem anew: the plan's own, or that of `task`.
 
     `task` names a function that returns `problem`, as "module:function". Without it `problem` has to be the plan's
-    own, `problem_for(plan)`. A worker whose problem differs from `problem` refuses to start.
+    own, `problem_for(plan)`. A worker whose problem differs from `problem` refuses to start. `workers` is their number;
+    None is one worker a core.
     """
 
     def __init__(
@@ -78,13 +79,15 @@ class Processes:
         device: str = "cpu",
         workers: int | None = None,
     ) -> None:
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise UserError(f"workers = {workers}: give a whole number from 1 on, or None for one worker a core")
         self._aside = tempfile.TemporaryDirectory(prefix="lindt-")
         aside = Path(self._aside.name)
         folder, cache = folder or aside / "private", cache or aside / "cache"
         model = first_model(problem, plan)
         buffers = read_buffers(model)
         shape = (read_w(model).numel(), buffers.floats_F.numel(), buffers.counts_I.numel())
-        self.count = workers or os.cpu_count() or 1
+        self.count = os.cpu_count() or 1 if workers is None else workers
         self._file = shared_file()
         self.weights = SharedWeights(self._file.fileno(), *shape, 2 * self.count)
         self._setup = {

@@ -291,3 +291,12 @@ def test_an_unknown_client_is_refused_by_both_engines(
 def test_no_tasks_no_replies(plan: Plan, problem: Problem, engine: Processes) -> None:
     assert list(InProcess(plan, problem).dispatch([])) == []
     assert list(engine.dispatch([])) == []
+
+
+# Number of workers
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5])
+def test_a_number_of_workers_that_cannot_be_is_refused(plan: Plan, problem: Problem, workers: int) -> None:
+    with pytest.raises(UserError, match=f"workers = {workers}: give a whole number from 1 on, or None"):
+        Processes(plan, problem, workers=workers)
