@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, final
+from typing import Final, Literal, Protocol, final
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from lindt.metrics import ClientTally
 from lindt.weights import Buffers
 
 Kind = Literal["train", "evaluate", "private"]
+CLOSED: Final = "the engine is closed; build another"
 
 
 @final

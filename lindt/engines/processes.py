@@ -16,9 +16,9 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import final
+from typing import Self, final
 
-from lindt.engines.base import Reply, Task, check_tasks
+from lindt.engines.base import CLOSED, Reply, Task, check_tasks
 from lindt.engines.wire import Line, SharedWeights, problem_hashes, reply_of, shared_file, task_line
 from lindt.errors import UserError
 from lindt.memory import keep_memory
@@ -100,6 +100,7 @@ class Processes:
         self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
         self._versions = InFolder(folder, run)
         self._workers: list[_Worker] = []
+        self._dispatch = object()  # stands for the dispatch that the workers' answers belong to
         self._stillborn = 0  # workers killed one after the other before they were ready
         self._end = weakref.finalize(self, _stop, self._workers, self._file, self._aside)
 
@@ -107,20 +108,31 @@ class Processes:
         return range(len(self._cost))
 
     def forget_after(self, round: int) -> None:
+        self._finish_abandoned()  # a worker still at work would write its v_i afterwards
         for client in self.available():
             forget_after(self._versions, client, round)
 
     def close(self) -> None:
+        """Stop the workers. The engine cannot be used afterwards."""
         self._end()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        self._check_open()
         check_tasks(tasks, len(self._cost))
         return self._replies(tasks)
 
     def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         if not tasks:
             return
+        self._check_open()
         self._finish_abandoned()
+        this = self._dispatch
         self._start()
         self.weights.put(0, tasks[0].w, tasks[0].buffers)
         waiting = sorted(range(len(tasks)), key=lambda place: self._cost[tasks[place].client])  # popped from the end
@@ -146,6 +158,14 @@ class Processes:
                 while handed_on in done:
                     yield done.pop(handed_on)
                     handed_on += 1
+                    if handed_on < len(tasks):
+                        self._check_open()
+                        if this is not self._dispatch:
+                            raise RuntimeError("this dispatch is over: another one, or forget_after, was called since")
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise RuntimeError(CLOSED)
 
     def _start(self) -> None:
         keep_memory()  # here as in the workers: every round has a K x P, and an answer's P for each of K
@@ -160,6 +180,7 @@ class Processes:
 
     def _finish_abandoned(self) -> None:
         """Whoever stopped listening to the last dispatch left workers at work: their answers are for nobody."""
+        self._dispatch = object()
         for worker in self._workers:
             if worker.task is not None and not worker.stopped:
                 with suppress(EOFError):  # if it has died, the selector will say so

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -300,3 +301,72 @@ def test_no_tasks_no_replies(plan: Plan, problem: Problem, engine: Processes) ->
 def test_a_number_of_workers_that_cannot_be_is_refused(plan: Plan, problem: Problem, workers: int) -> None:
     with pytest.raises(UserError, match=f"workers = {workers}: give a whole number from 1 on, or None"):
         Processes(plan, problem, workers=workers)
+
+
+# A dispatch that is left, and the end
+
+
+def test_an_abandoned_dispatch_that_is_taken_up_again_says_so(plan: Plan, problem: Problem, engine: Processes) -> None:
+    tasks = tasks_for(plan, problem, range(6))
+    first = iter(engine.dispatch(tasks))
+    assert next(first).client == 0
+    assert len(list(engine.dispatch(tasks))) == 6
+    with pytest.raises(RuntimeError, match="this dispatch is over: another one"):
+        next(first)
+
+
+def test_v_i_of_an_abandoned_dispatch_are_forgotten_too(tmp_path: Path) -> None:
+    from worlds import tiny_runtime
+
+    plan = tiny_runtime()
+    problem = problem_for(plan)
+    tasks = [replace(task, recovering=True) for task in tasks_for(plan, problem, range(6))]
+    engine = Processes(plan, problem, workers=2, folder=tmp_path)
+    try:
+        replies = iter(engine.dispatch(tasks))
+        next(replies)
+        engine.forget_after(0)
+        del replies
+        list(engine.dispatch([replace(tasks[0], kind="evaluate", round=0)]))
+        assert list(tmp_path.rglob("*.safetensors")) == []
+    finally:
+        engine.close()
+
+
+def test_dispatch_after_close_is_refused_by_both_engines(plan: Plan, problem: Problem, engine: Processes) -> None:
+    tasks = tasks_for(plan, problem, range(2))
+    for either in (InProcess(plan, problem), engine):
+        either.close()
+        either.close()
+        with pytest.raises(RuntimeError, match="the engine is closed; build another"):
+            either.dispatch(tasks)
+
+
+def test_close_while_a_dispatch_is_open_ends_it(plan: Plan, problem: Problem, engine: Processes) -> None:
+    replies = iter(engine.dispatch(tasks_for(plan, problem, range(6))))
+    next(replies)
+    engine.close()
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        list(replies)
+
+
+def test_engines_close_at_the_end_of_with(plan: Plan, problem: Problem) -> None:
+    tasks = tasks_for(plan, problem, range(2))
+    with Processes(plan, problem, workers=1) as engine:
+        there = list(engine.dispatch(tasks))
+        pid = engine._workers[0].process.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with InProcess(plan, problem) as here:
+        assert_same(list(here.dispatch(tasks)), there)
+    with pytest.raises(RuntimeError, match="closed"):
+        here.dispatch(tasks)
+
+
+def test_two_engines_share_a_folder(plan: Plan, problem: Problem, tmp_path: Path) -> None:
+    tasks = tasks_for(plan, problem, range(2))
+    with Processes(plan, problem, workers=1, folder=tmp_path) as one:
+        first = list(one.dispatch(tasks))
+        with Processes(plan, problem, workers=1, folder=tmp_path) as other:
+            assert_same(first, list(other.dispatch(tasks)))
+        assert_same(first, list(one.dispatch(tasks)))
