@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, final
+from typing import Final, Literal, Protocol, final
 
 from torch import Tensor
 
@@ -12,6 +12,7 @@ from lindt.metrics import ClientTally
 from lindt.weights import Buffers
 
 Kind = Literal["train", "evaluate", "private"]
+CLOSED: Final = "the engine is closed; build another"
 
 
 @final
@@ -57,3 +58,10 @@ class Engine(Protocol):
     def forget_after(self, round: int) -> None:
         """Before a resumed run goes on: drop every v_i written after `round`."""
         ...
+
+
+def check_tasks(tasks: Sequence[Task], clients: int) -> None:
+    """Refuse tasks for clients that do not exist; a negative id would be a client counted from the end."""
+    for task in tasks:
+        if not 0 <= task.client < clients:
+            raise ValueError(f"client {task.client} does not exist: the problem has clients 0 to {clients - 1}")

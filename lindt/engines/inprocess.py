@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import final
+from typing import Self, final
 
 import torch
 
 from lindt.alone import Cache
 from lindt.client import Client, Place
-from lindt.engines.base import Reply, Task
+from lindt.engines.base import CLOSED, Reply, Task, check_tasks
 from lindt.fit import at_work
 from lindt.parties import attackers_of, backdoor_of
 from lindt.plan import Plan
@@ -47,6 +47,7 @@ class InProcess:
             backdoor=backdoor_of(plan, problem),
         )
         self.versions = versions
+        self._closed = False
         self.clients = [Client(id, place) for id in range(len(problem.data))]
 
     def available(self) -> Sequence[int]:
@@ -54,6 +55,12 @@ class InProcess:
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
         """When it has ended, every v_i of it is kept for good."""
+        if self._closed:
+            raise RuntimeError(CLOSED)
+        check_tasks(tasks, len(self.clients))
+        return self._replies(tasks)
+
+    def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         try:
             for task in tasks:
                 yield self.clients[task.client].handle(task)
@@ -62,6 +69,13 @@ class InProcess:
 
     def close(self) -> None:
         """Nothing to stop: everything is in this process, and a dispatch leaves nothing unwritten."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def forget_after(self, round: int) -> None:
         for client in self.clients:

@@ -13,20 +13,19 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import final
+from typing import Self, final
 
-from lindt.engines.base import Reply, Task
-from lindt.engines.wire import Line, SharedWeights, reply_of, shared_file, task_line
+from lindt.engines.base import CLOSED, Reply, Task, check_tasks
+from lindt.engines.wire import Line, SharedWeights, problem_hashes, reply_of, shared_file, task_line
 from lindt.errors import UserError
 from lindt.memory import keep_memory
 from lindt.parties import attackers_of
 from lindt.plan import Plan
 from lindt.planfile import to_dict
 from lindt.problem import Problem, first_model
-from lindt.records import fingerprint
 from lindt.versions import InFolder, forget_after
 from lindt.weights import read_buffers, read_w
 
@@ -49,9 +48,11 @@ class _Worker:
         with suppress(ConnectionError):  # if it has died already, its end of the line says so
             self.line.send(setup)
         self.ready = False
+        self.stopped = False
         self.task: int | None = None  # the place of what it works on among the tasks
 
     def stop(self) -> None:
+        self.stopped = True
         self.process.kill()
         self.process.wait()
         self.line.close()  # last: a worker that finds it closed would say so
@@ -59,6 +60,13 @@ class _Worker:
 
 @final
 class Processes:
+    """Worker processes on this machine. Each builds the problem anew: the plan's own, or that of `task`.
+
+    `task` names a function that returns `problem`, as "module:function". Without it `problem` has to be the plan's
+    own, `problem_for(plan)`. A worker whose problem differs from `problem` refuses to start. `workers` is their number;
+    None is one worker a core.
+    """
+
     def __init__(
         self,
         plan: Plan,
@@ -71,25 +79,28 @@ class Processes:
         device: str = "cpu",
         workers: int | None = None,
     ) -> None:
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise UserError(f"workers = {workers}: give a whole number from 1 on, or None for one worker a core")
         self._aside = tempfile.TemporaryDirectory(prefix="lindt-")
         aside = Path(self._aside.name)
         folder, cache = folder or aside / "private", cache or aside / "cache"
         model = first_model(problem, plan)
         buffers = read_buffers(model)
         shape = (read_w(model).numel(), buffers.floats_F.numel(), buffers.counts_I.numel())
-        self.count = workers or os.cpu_count() or 1
+        self.count = os.cpu_count() or 1 if workers is None else workers
         self._file = shared_file()
-        self.weights = SharedWeights(self._file.fileno(), *shape, self.count)
+        self.weights = SharedWeights(self._file.fileno(), *shape, 2 * self.count)
         self._setup = {
             "plan": to_dict(plan), "task": task, "run": run, "folder": str(folder.resolve()),
-            "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": self.count,
-            "data": fingerprint(problem) if task else None,
+            "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": 2 * self.count,
+            "problem": problem_hashes(plan, problem),
         }  # fmt: skip
         epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
         hostile = attackers_of(plan, len(problem.data))
         self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
         self._versions = InFolder(folder, run)
         self._workers: list[_Worker] = []
+        self._dispatch = object()  # stands for the dispatch that the workers' answers belong to
         self._stillborn = 0  # workers killed one after the other before they were ready
         self._end = weakref.finalize(self, _stop, self._workers, self._file, self._aside)
 
@@ -97,17 +108,32 @@ class Processes:
         return range(len(self._cost))
 
     def forget_after(self, round: int) -> None:
+        self._finish_abandoned()  # a worker still at work would write its v_i afterwards
         for client in self.available():
             forget_after(self._versions, client, round)
 
     def close(self) -> None:
+        """Stop the workers. The engine cannot be used afterwards."""
         self._end()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        self._check_open()
+        check_tasks(tasks, len(self._cost))
+        return self._replies(tasks)
+
+    def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         if not tasks:
             return
-        self._start()
+        self._check_open()
         self._finish_abandoned()
+        this = self._dispatch
+        self._start()
         self.weights.put(0, tasks[0].w, tasks[0].buffers)
         waiting = sorted(range(len(tasks)), key=lambda place: self._cost[tasks[place].client])  # popped from the end
         done: dict[int, Reply] = {}
@@ -117,7 +143,7 @@ class Processes:
             for index, worker in enumerate(self._workers):
                 selector.register(worker.line.connection, selectors.EVENT_READ, index)
                 if worker.ready:
-                    self._give(worker, waiting, tasks)
+                    self._give(worker, index, waiting, tasks)
             while handed_on < len(tasks):
                 for key, _ in selector.select():
                     worker = self._workers[key.data]
@@ -128,35 +154,59 @@ class Processes:
                         worker = self._replace(key.data, waiting, tries)
                         selector.register(worker.line.connection, selectors.EVENT_READ, key.data)
                         continue
-                    self._give(worker, waiting, tasks)
+                    self._give(worker, key.data, waiting, tasks)
                 while handed_on in done:
                     yield done.pop(handed_on)
                     handed_on += 1
+                    if handed_on < len(tasks):
+                        self._check_open()
+                        if this is not self._dispatch:
+                            raise RuntimeError("this dispatch is over: another one, or forget_after, was called since")
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise RuntimeError(CLOSED)
 
     def _start(self) -> None:
         keep_memory()  # here as in the workers: every round has a K x P, and an answer's P for each of K
-        while len(self._workers) < self.count:
-            self._workers.append(_Worker(self._setup | {"slot": len(self._workers) + 1}, self._file.fileno()))
+        for index in range(self.count):
+            if index == len(self._workers):
+                self._workers.append(self._new_worker(index))
+            elif self._workers[index].stopped:  # by the error that ended the last dispatch
+                self._workers[index] = self._new_worker(index)
+
+    def _new_worker(self, index: int) -> _Worker:
+        return _Worker(self._setup | {"slot": index + 1}, self._file.fileno())
 
     def _finish_abandoned(self) -> None:
         """Whoever stopped listening to the last dispatch left workers at work: their answers are for nobody."""
+        self._dispatch = object()
         for worker in self._workers:
-            if worker.task is not None:
+            if worker.task is not None and not worker.stopped:
                 with suppress(EOFError):  # if it has died, the selector will say so
                     worker.line.receive()
                 worker.task = None
 
-    def _give(self, worker: _Worker, waiting: list[int], tasks: Sequence[Task]) -> None:
-        if waiting:
-            worker.task = waiting.pop()
-            with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
-                worker.line.send(task_line(tasks[worker.task]))
+    def _give(self, worker: _Worker, index: int, waiting: list[int], tasks: Sequence[Task]) -> None:
+        if not waiting:
+            return
+        place = waiting.pop()
+        task, slot = tasks[place], 0
+        if task.w is not tasks[0].w or task.buffers is not tasks[0].buffers:
+            slot = self.count + 1 + index
+            self.weights.put(slot, task.w, task.buffers)
+        worker.task = place
+        with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
+            worker.line.send(task_line(task) | {"weights": slot})
 
     def _hear(self, worker: _Worker, index: int, done: dict[int, Reply]) -> None:
         found = worker.line.receive()
-        if "error" in found:
-            raise UserError(found["error"])
-        if "failure" in found:
+        if "error" in found or "failure" in found:
+            worker.task = None  # it has answered: the next dispatch has nothing to wait for
+            if not worker.ready:
+                worker.stop()  # it could not start; the next dispatch starts another
+            if "error" in found:
+                raise UserError(found["error"])
             raise RuntimeError(f"a worker failed:\n{found['failure']}")
         if "ready" in found:
             worker.ready, self._stillborn = True, 0
@@ -181,8 +231,9 @@ class Processes:
             self._stillborn += 1
             # Killed from outside, it may be tried again; one that ended by itself would do so again.
             if dead.process.returncode >= 0 or self._stillborn >= TRIES:
+                self._stillborn = 0
                 raise RuntimeError("a worker died before it was ready; see its message above")
-        self._workers[index] = _Worker(self._setup | {"slot": index + 1}, self._file.fileno())
+        self._workers[index] = self._new_worker(index)
         return self._workers[index]
 
 

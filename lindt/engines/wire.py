@@ -7,26 +7,37 @@ Legend: P trainable parameters, F floats and I integers in buffers.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
+import re
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO, final
 
 import torch
 from torch import Tensor
 
+from lindt.data.examples import subset
 from lindt.engines.base import Reply, Task
-from lindt.metrics import ClientTally
+from lindt.fit import forward_all
+from lindt.metrics import ClientTally, MeanOf
+from lindt.plan import Plan
+from lindt.problem import Problem, first_model
+from lindt.records import fingerprint
 from lindt.weights import Buffers
 
 
 @final
 class SharedWeights:
-    """`slots` + 1 models in one mapping: slot 0 is what the server sends, slot k what worker k sends back."""
+    """`slots` + 1 models in one mapping.
+
+    With n workers there are 2n + 1: slot 0 is the w that a dispatch sends to all, slot k what worker k sends back, and
+    slot n + k a w for worker k alone, where the tasks of a dispatch differ in it. A slot takes memory once it is used.
+    """
 
     def __init__(self, file: int, P: int, F: int, counts: int, slots: int) -> None:
         self.P, self.F, self.I, self.slots = P, F, counts, slots
@@ -49,6 +60,9 @@ class SharedWeights:
 
     def put(self, slot: int, w: Tensor, buffers: Buffers) -> None:
         w_P, there = self._views(slot)
+        for given, place in ((w, w_P), (buffers.floats_F, there.floats_F), (buffers.counts_I, there.counts_I)):
+            if given.shape != place.shape:  # copy_ would spread a single value over all places
+                raise ValueError(f"{given.numel()} values for {place.numel()} places")
         w_P.copy_(w)
         there.floats_F.copy_(buffers.floats_F)
         there.counts_I.copy_(buffers.counts_I)
@@ -118,3 +132,59 @@ def reply_of(line: Mapping[str, Any], w: Tensor | None, buffers: Buffers | None)
         }
         tally = ClientTally(**sums)
     return Reply(line["client"], line["round"], line["size"], w, buffers, tally, line["notes"])
+
+
+def problem_hashes(plan: Plan, problem: Problem) -> dict[str, str]:
+    """A hash each of a problem's data, model, loss and metric, to compare the problem of a worker with the server's.
+
+    Model, loss and metric are compared by name and by their results on a few samples, because two functions may share
+    a name. The name of the module is left out: what is `__main__` in the server has its own name in a worker.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the workers: the number of threads changes the last bits of a sum
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model = first_model(problem, plan)
+            torch.manual_seed(0)  # for a model that draws random numbers when it predicts
+            train, _ = problem.data[0]
+            few = subset(train, torch.arange(min(len(train), 16)))
+            weights = hashlib.sha256()
+            for name, value in model.state_dict().items():  # frozen weights and buffers too
+                weights.update(f"{name} {getattr(value, 'shape', value)} {getattr(value, 'dtype', '')}".encode())
+                if isinstance(value, Tensor):
+                    weights.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+            metric = problem.metric_for(plan)
+            outputs = _result(lambda: forward_all(model.eval(), few, torch.device("cpu")))
+            return {
+                "data": fingerprint(problem),
+                "model": _hash(_name(model), weights.hexdigest(), trained, outputs),
+                "loss": _hash(_name(problem.loss), _result(lambda: problem.loss(outputs, few.labels))),
+                "metric": _hash(
+                    _name(metric.function if isinstance(metric, MeanOf) else metric),
+                    _result(lambda: metric.tally(outputs, few.labels)),
+                ),
+            }
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _name(thing: object) -> str:
+    """The name of a function or class, or an object's text without addresses, which differ in every process."""
+    if hasattr(thing, "__qualname__"):
+        return str(thing.__qualname__)
+    text = type(thing).__qualname__ if type(thing).__repr__ is object.__repr__ else repr(thing)
+    return re.sub(r"0x[0-9a-f]+", "", text)
+
+
+def _result(compute: Callable[[], Any]) -> Any:
+    """What the user's own code returns; of an error its type. The error itself is raised later, by the first task."""
+    try:
+        return compute()
+    except Exception as error:  # noqa: BLE001
+        return type(error).__name__
+
+
+def _hash(*parts: object) -> str:
+    texts = [repr(part.tolist()) if isinstance(part, Tensor) else repr(part) for part in parts]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()

@@ -13,11 +13,11 @@ from typing import Any
 
 from lindt.engines.base import Task
 from lindt.engines.inprocess import InProcess
-from lindt.engines.wire import Line, SharedWeights, reply_line
+from lindt.engines.wire import Line, SharedWeights, problem_hashes, reply_line
 from lindt.errors import UserError
+from lindt.plan import Plan
 from lindt.planfile import from_dict
-from lindt.problem import problem_for
-from lindt.records import fingerprint
+from lindt.problem import Problem, problem_for
 from lindt.tasks import load_task
 
 
@@ -28,6 +28,9 @@ def serve(socket_number: int, shared_number: int) -> None:
         engine = _engine(setup)
     except UserError as error:
         line.send({"error": str(error)})
+        return
+    except Exception:  # noqa: BLE001  # the data and the model are the user's; the server raises it there
+        line.send({"failure": traceback.format_exc()})
         return
     P, F, counts = setup["shape"]
     weights = SharedWeights(shared_number, P, F, counts, setup["slots"])
@@ -42,12 +45,9 @@ def serve(socket_number: int, shared_number: int) -> None:
 
 def _engine(setup: dict[str, Any]) -> InProcess:
     plan = from_dict(setup["plan"])
-    problem = load_task(setup["task"]) if setup["task"] else problem_for(plan)
-    if setup["task"] and fingerprint(problem) != setup["data"]:
-        raise UserError(f"--task {setup['task']} gives other data in every process; draw them from a fixed seed")
     return InProcess(
         plan,
-        problem,
+        _problem(plan, setup["task"], setup["problem"]),
         run=setup["run"],
         folder=Path(setup["folder"]),
         cache=Path(setup["cache"]),
@@ -55,8 +55,35 @@ def _engine(setup: dict[str, Any]) -> InProcess:
     )
 
 
+def _problem(plan: Plan, task: str | None, expected: dict[str, str]) -> Problem:
+    """The problem that the server has, built anew; refused where it is another one."""
+    remedy = 'give Processes(..., task="module:function"), a function that returns the problem, or use InProcess'
+    try:
+        problem = load_task(task) if task else problem_for(plan)
+    except UserError as error:
+        # The server has a problem all the same: it can only be the user's own.
+        raise (
+            error if task else UserError(f"a worker cannot build the plan's own problem ({error}); {remedy}")
+        ) from None
+    found = problem_hashes(plan, problem)
+    different = next((part for part in found if found[part] != expected[part]), None)
+    if different is None:
+        return problem
+    if not task:
+        raise UserError(
+            f"the problem is not the plan's own (its {different} is different), which is the only one that a worker "
+            f"can build without a task; {remedy}"
+        )
+    if different == "data":
+        raise UserError(f"--task {task} gives other data in every process; draw them from a fixed seed")
+    raise UserError(
+        f"--task {task} gives another problem in a worker than the server has (its {different} is different); "
+        "give the server the problem that this function returns"
+    )
+
+
 def _answer(engine: InProcess, weights: SharedWeights, asked: dict[str, Any], slot: int) -> dict[str, Any]:
-    w, buffers = weights.view(0)
+    w, buffers = weights.view(asked.pop("weights"))
     try:
         (reply,) = engine.dispatch([Task(w=w, buffers=buffers, **asked)])
     except UserError as error:
