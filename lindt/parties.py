@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lindt.adaptations.base import Choosy
+from lindt.adaptations.base import Choosy, Context
 from lindt.data.examples import Examples, pool
 from lindt.environment.participation import choose_attackers
 from lindt.errors import PlanError, UserError
+from lindt.fit import seeded
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
+from lindt.weights import read_w
 
 
 def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
@@ -29,6 +31,26 @@ def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
     """Whose local scores and gains count."""
     left_out = attackers_of(plan, len(clients)) if plan.scoring.attackers == "left out" else frozenset()
     return frozenset(clients) - left_out
+
+
+def keeps_private(plan: Plan, problem: Problem) -> bool:
+    """Whether the clients of this plan's method keep a v_i each: asked of the method itself, as client 0 would."""
+    model, device = first_model(problem, plan), torch.device("cpu")
+    ctx = Context(
+        client=0,
+        round=1,
+        rate=plan.training.rate_at(1),
+        max_norm=plan.training.max_norm,
+        batch=plan.training.batch,
+        train=problem.data[0][0],
+        loss=problem.loss,
+        penalty=plan.method.penalty,
+        received_P=read_w(model),
+        generator=torch.Generator().manual_seed(0),
+        device=device,
+    )
+    with seeded(0, device):  # a first v_i may be drawn at random
+        return plan.method.adaptation.begin(ctx, model) is not None
 
 
 def check(plan: Plan, problem: Problem) -> None:
