@@ -18,6 +18,7 @@ from lindt.adaptations.base import Loss
 from lindt.detection import Divergence, measure
 from lindt.engines.base import Engine, Kind, Task
 from lindt.errors import PlanError, UserError
+from lindt.fit import with_threads
 from lindt.metrics import Metric, Scores, summarise
 from lindt.parties import attackers_of, check, counted_clients, keeps_private
 from lindt.plan import Plan
@@ -67,6 +68,11 @@ class RoundResult:
 
 def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> tuple[RunState, RoundResult]:
     """Alg. 2, s3-s11: state in, state out."""
+    with with_threads(plan.threads):
+        return _play_round(state, plan, problem, engine)
+
+
+def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> tuple[RunState, RoundResult]:
     r, env, method = state.round + 1, plan.environment, plan.method
     N = len(problem.data)  # of whom not all need be available
     asked = env.participation.active(

@@ -15,6 +15,7 @@ from lindt.data.examples import Examples, Rows, as_examples
 from lindt.data.partition import Roles
 from lindt.data.sources import SOURCES, Pools
 from lindt.errors import PlanError, UserError
+from lindt.fit import with_threads
 from lindt.metrics import METRICS, MeanOf, Metric
 from lindt.plan import Plan
 
@@ -63,7 +64,7 @@ def _pair(index: int, client: object) -> tuple[Examples, Examples]:
 
 def first_model(problem: Problem, plan: Plan) -> nn.Module:
     """w^0: the same for every method, drawn from the plan's seed."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), with_threads(plan.threads):
         torch.manual_seed(plan.seed_for("model"))
         return problem.model()
 

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
 
-from lindt import RoundResult, RunState, UserError, federate
+from lindt import PlanError, Problem, RoundResult, RunState, UserError, federate
+from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
+from lindt.environment.attacks import LabelFlip, ModelReplacement
 from lindt.environment.participation import Sampled
+from lindt.environment.threats import Backdoor, Threat, Until
 from lindt.methods import METHODS
-from lindt.plan import Alone, Plan
+from lindt.plan import Alone, Plan, Scoring, Training
+from lindt.problem import problem_for
 from lindt.recovery import EveryoneTreated, OnDetection
+from lindt.references import centralized
 
 ALONE = Alone(private=False)  # P_i takes most of the time, and has nothing to do with these tests
 Rounds = list[tuple[RunState, RoundResult]]
@@ -101,9 +111,6 @@ class TestResume:
         same(list(federate(plan, state=straight[1][0])), straight[2:])
 
     def test_a_folder_and_an_engine_are_refused_together(self, tmp_path: Path) -> None:
-        from lindt.engines.inprocess import InProcess
-        from lindt.problem import problem_for
-
         plan = tiny()
         problem = problem_for(plan)
         with pytest.raises(UserError, match="folder"):
@@ -113,3 +120,124 @@ class TestResume:
         *_, (state, _) = federate(tiny(rounds=1))
         with pytest.raises(UserError, match="weights"):
             next(federate(replace(tiny_runtime(), method=METHODS["fedavg"]), state=state))
+
+
+def pair(n: int, classes: int = 3, seed: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A client's (train, test), where label c is the largest of `classes` features."""
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n + 4, classes, generator=draw)
+    y = x.argmax(1)
+    return (x[:n], y[:n]), (x[n:], y[n:])
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def own(method: str = "fedavg", **changes: Any) -> Plan:
+    """Two rounds with every client of the caller's own problem."""
+    everyone = Environment(Sampled(rate=1.0))
+    plan = Plan(rounds=2, environment=everyone, method=METHODS[method], alone=ALONE, scoring=Scoring(last=1))
+    return replace(plan, **changes)
+
+
+CLIENTS = [pair(12, seed=i) for i in range(3)]
+
+
+@pytest.fixture
+def _two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+class Counting(nn.Linear):
+    """Notes the number of threads that it runs with."""
+
+    threads: ClassVar[set[int]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.threads.add(torch.get_num_threads())
+        return super().forward(x)
+
+
+@pytest.mark.usefixtures("_two_threads")
+class TestThreads:
+    def test_the_callers_number_of_threads_is_left_alone_between_rounds_and_after(self) -> None:
+        Counting.threads.clear()
+        rounds = federate(own(), clients=CLIENTS, model=lambda: Counting(3, 3))
+        for _ in rounds:
+            assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == 2
+        assert Counting.threads == {1}  # plan.threads
+
+    def test_and_after_a_failure(self) -> None:
+        def loss(output: Tensor, y: Tensor) -> Tensor:
+            if output.requires_grad:
+                raise RuntimeError("no")
+            return output.sum()
+
+        with pytest.raises(RuntimeError, match="no"):
+            next(federate(own(), clients=CLIENTS, model=net, loss=loss))
+        assert torch.get_num_threads() == 2
+
+    def test_an_engine_and_centralized_training_leave_it_too(self) -> None:
+        Counting.threads.clear()
+        problem = Problem(CLIENTS, lambda: Counting(3, 3))
+        InProcess(own(), problem)
+        centralized(own(alone=Alone(epochs=2)), problem)
+        assert torch.get_num_threads() == 2
+        assert Counting.threads == {1}
+
+
+class TestRefusedBeforeTraining:
+    def test_float_targets_with_a_metric_of_classes(self) -> None:
+        clients = [((x, x.sum(1)), (x, x.sum(1))) for (x, _), _ in CLIENTS]
+
+        def loss(output: Tensor, y: Tensor) -> Tensor:
+            return (output[:, 0] - y).square().mean()
+
+        with pytest.raises(UserError, match=r"client 0: .*floats.*metric="):
+            next(federate(own(), clients=clients, model=lambda: nn.Linear(3, 1), loss=loss))
+        rounds = federate(
+            own(), clients=clients, model=lambda: nn.Linear(3, 1), loss=loss, metric=lambda o, y: -(o[:, 0] - y).abs()
+        )
+        assert len(list(rounds)) == 2
+
+    def test_more_targets_a_sample_than_the_metric_has_predictions(self) -> None:
+        clients = [((x, torch.stack([y, y], 1)), (x, torch.stack([y, y], 1))) for (x, y), _ in CLIENTS]
+
+        def loss(output: Tensor, y: Tensor) -> Tensor:
+            return cross_entropy(output, y[:, 0])
+
+        with pytest.raises(UserError, match=r"client 0: .*metric="):
+            next(federate(own(), clients=clients, model=net, loss=loss))
+
+    @pytest.mark.parametrize(
+        ("threat", "field"),
+        [
+            (LabelFlip(share=0.4, classes=2), "environment.threat.classes = 2"),
+            (Until(1, LabelFlip(share=0.4, classes=2)), "environment.threat.threat.classes = 2"),
+            (
+                ModelReplacement(2.0, Backdoor(share=0.4, relabel=((9, 1),), per_batch=1)),
+                "environment.threat.threat.relabel",
+            ),
+        ],
+    )
+    def test_a_threat_that_does_not_fit_the_labels(self, threat: Threat, field: str) -> None:
+        plan = own(environment=Environment(Sampled(rate=1.0), threat))
+        with pytest.raises(PlanError, match=re.escape(field)):
+            next(federate(plan, clients=CLIENTS, model=net))
+
+    def test_a_client_too_small_for_batch_norm(self) -> None:
+        def model() -> nn.Module:
+            return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+        clients = [*CLIENTS, pair(2)]
+        with pytest.raises(UserError, match=r"client 3: .*batch of 1 sample.*alone.private"):
+            next(federate(own(alone=Alone(epochs=2)), clients=clients, model=model))
+        with pytest.raises(UserError, match=r"training.batch"):
+            next(federate(own(training=Training(batch=1)), clients=CLIENTS, model=model))
+        assert len(list(federate(own(), clients=clients, model=model))) == 2  # trained together, two are enough
+        assert len(list(federate(own(alone=Alone(epochs=2)), clients=clients, model=net))) == 2
