@@ -12,6 +12,7 @@ from lindt.data.examples import Examples, pool
 from lindt.environment.participation import choose_attackers
 from lindt.errors import PlanError, UserError
 from lindt.fit import seeded
+from lindt.metrics import Accuracy, MacroF1, Metric
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
 from lindt.weights import read_w
@@ -82,6 +83,7 @@ def check_model(plan: Plan, problem: Problem) -> None:
     for client, (train, test) in enumerate(problem.data):
         for data in (train, test):
             outputs = _dry(plan, problem, model, data, client)
+            _check_metric(problem.metric_for(plan), client, data.take(torch.arange(min(2, len(data))))[1], outputs)
             _check_labels(client, data.labels, outputs)
     if plan.environment.threat.share:
         wanted = torch.cat([plan.environment.threat.goal(train.labels) for train, _ in problem.data])
@@ -109,6 +111,21 @@ def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, client:
         what = f"{type(error).__name__}: {text[0] if text else ''}"
         raise UserError(f"client {client}: model, loss or metric do not fit the data ({what})") from None
     return outputs
+
+
+def _check_metric(metric: Metric, client: int, y: Tensor, outputs: Tensor) -> None:
+    """The metrics of classes compare the largest output with the label; with other targets they would give 0."""
+    if not isinstance(metric, Accuracy | MacroF1):
+        return
+    fix = "give metric=, a function of outputs and targets with one number a sample, higher is better"
+    name = type(metric).__name__
+    if y.is_floating_point():
+        raise UserError(f"client {client}: its targets are floats, and {name} compares classes; {fix}")
+    if y.shape != outputs.shape[:-1]:
+        raise UserError(
+            f"client {client}: outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(y.shape)} are not "
+            f"one class a prediction, which {name} compares; {fix}"
+        )
 
 
 def _check_labels(owner: int | str, y: Tensor, outputs: Tensor, least: int = 0) -> None:
