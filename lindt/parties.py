@@ -23,9 +23,14 @@ def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
 
 
 def backdoor_of(plan: Plan, problem: Problem) -> Examples | None:
-    """What the attackers hold in common."""
+    """What the attackers hold in common. Raises a PlanError where the threat does not fit the labels."""
     threat = plan.environment.threat
-    return threat.pool(pool([train for train, _ in problem.data])) if threat.share else None
+    if not threat.share:
+        return None
+    try:
+        return threat.pool(pool([train for train, _ in problem.data]))
+    except PlanError as error:
+        raise error.within("environment.threat") from None
 
 
 def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
