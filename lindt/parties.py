@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from lindt.adaptations.base import Choosy, Context
 from lindt.data.examples import Examples, pool
 from lindt.environment.participation import choose_attackers
-from lindt.errors import PlanError, UserError
+from lindt.errors import PlanError, UserError, one_line
 from lindt.fit import seeded
 from lindt.metrics import Accuracy, MacroF1, Metric
 from lindt.plan import Plan
@@ -93,6 +94,7 @@ def check_model(plan: Plan, problem: Problem) -> None:
     if plan.environment.threat.share:
         wanted = torch.cat([plan.environment.threat.goal(train.labels) for train, _ in problem.data])
         _check_labels("environment.threat", wanted, outputs, least=-1)
+    _check_lone_samples(plan, problem, model)
     adaptation = plan.method.adaptation
     if isinstance(adaptation, Choosy):
         try:
@@ -100,6 +102,33 @@ def check_model(plan: Plan, problem: Problem) -> None:
                 adaptation.fits(model, problem.data[0][0].take(torch.arange(2))[0])
         except PlanError as error:
             raise error.within("method.adaptation") from None
+
+
+@torch.no_grad()
+def _check_lone_samples(plan: Plan, problem: Problem, model: nn.Module) -> None:
+    """Refuse batches of one sample where the model cannot train on them, as with BatchNorm."""
+    small = [i for i, (train, _) in enumerate(problem.data) if plan.alone.private and _left(plan, len(train)) == 1]
+    if plan.training.batch > 1 and not small:
+        return
+    client = 0 if plan.training.batch == 1 else small[0]
+    train = problem.data[client][0]
+    model = copy.deepcopy(model).train()  # a forward pass changes BatchNorm's statistics
+    try:
+        with seeded(0, torch.device("cpu")):
+            model(train.take(torch.arange(1))[0])
+    except ValueError as error:
+        why = f"the model cannot train on a batch of 1 sample ({one_line(str(error))})"
+        if plan.training.batch == 1:
+            raise PlanError("training.batch", 1, f"{why}; give 2 or more, or a model without BatchNorm") from None
+        raise UserError(
+            f"client {client}: {why}, and 1 of its {len(train)} samples is left for training alone when the others "
+            "are held out; give the client more samples, or set alone.private = false"
+        ) from None
+
+
+def _left(plan: Plan, samples: int) -> int:
+    """How many samples a client trains on alone while the others choose its number of epochs (Lesson.learn)."""
+    return samples - min(max(1, round(plan.alone.held_out * samples)), samples - 1)
 
 
 @torch.no_grad()
