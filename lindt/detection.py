@@ -13,7 +13,7 @@ Legend: K clients answering, P parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, Protocol, final
@@ -140,6 +140,11 @@ class Detector:
 
     Weights are tensors, numpy arrays, lists of either, or state dicts; of a state dict BatchNorm's statistics
     and integer entries are no weights and are left out. Give `noise` in the same form where the server adds any.
+
+    Tied weights, two names of a state dict for one tensor, count once. The tie has to show: in one state dict at
+    least, of a client or the global one, both names are the same memory, and in all of them they are equal. Where
+    every state dict is a copy (deserialised, or arrays) the tie is lost and the weights count twice: give lists
+    without the second tensor, such as `list(model.parameters())`.
     """
 
     def __init__(
@@ -158,9 +163,10 @@ class Detector:
     def observe(self, clients: Sequence[Weights], new_global: Weights, noise: Weights | None = None) -> Verdict:
         if len(clients) == 0:
             raise UserError("clients: no weights were given; skip the detector in a round without answers")
-        w_P = flat(new_global)
-        rows = [_fitting(f"clients[{index}]", client, w_P) for index, client in enumerate(clients)]
-        noise_P = torch.zeros_like(w_P) if noise is None else _fitting("noise", noise, w_P)
+        tied = _tied([weights for weights in (new_global, *clients) if isinstance(weights, Mapping)])
+        w_P = flat(new_global, tied)
+        rows = [_fitting(f"clients[{index}]", client, w_P, tied) for index, client in enumerate(clients)]
+        noise_P = torch.zeros_like(w_P) if noise is None else _fitting("noise", noise, w_P, tied)
         w_KP = torch.stack(rows)
         # Updates are not known here; the clients' own weights have the same spread around their mean.
         seen = measure(w_KP, w_P, noise_P, w_KP, clipped=0.0)
@@ -173,8 +179,8 @@ class Detector:
         return Verdict(self.round, seen.w_div, seen.delta, watched, self.count, self.negative)
 
 
-def _fitting(name: str, weights: Weights, w_P: Tensor) -> Tensor:
-    found = flat(weights)
+def _fitting(name: str, weights: Weights, w_P: Tensor, tied: Set[str]) -> Tensor:
+    found = flat(weights, tied)
     if found.shape != w_P.shape:
         raise UserError(
             f"{name} has {found.numel()} weights but the global model has {w_P.numel()}; give both in the same form"
@@ -186,11 +192,30 @@ def _fitting(name: str, weights: Weights, w_P: Tensor) -> Tensor:
 _STATISTICS = ("running_mean", "running_var")
 
 
-def flat(weights: Weights) -> Tensor:
-    """One vector of floats from whatever a framework calls weights."""
+def _tied(states: Sequence[Mapping[str, Tensor | _Array]]) -> frozenset[str]:
+    """The second names of tied weights: the same memory in one state dict, and equal in all."""
+    pairs: dict[str, str] = {}
+    for state in states:
+        first: dict[object, str] = {}
+        for name in sorted(state):
+            tensor = state[name]
+            if isinstance(tensor, Tensor) and tensor.numel() and not tensor.is_meta:
+                place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+                if first.setdefault(place, name) != name:
+                    pairs.setdefault(name, first[place])
+    return frozenset(name for name, twin in pairs.items() if all(_equal(state, name, twin) for state in states))
+
+
+def _equal(state: Mapping[str, Tensor | _Array], name: str, twin: str) -> bool:
+    return name in state and twin in state and torch.equal(_tensor(state[name]), _tensor(state[twin]))
+
+
+def flat(weights: Weights, leave_out: Set[str] = frozenset()) -> Tensor:
+    """One vector of floats from whatever a framework calls weights; of a state dict, without some names."""
     if isinstance(weights, Mapping):
         # By name, so that two state dicts in different order are the same weights.
-        tensors = [_tensor(weights[name]) for name in sorted(weights) if not name.endswith(_STATISTICS)]
+        names = [name for name in sorted(weights) if name not in leave_out and not name.endswith(_STATISTICS)]
+        tensors = [_tensor(weights[name]) for name in names]
         parts = [tensor for tensor in tensors if tensor.is_floating_point()]
     elif isinstance(weights, Tensor) or hasattr(weights, "shape"):
         parts = [_tensor(weights)]
