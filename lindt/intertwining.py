@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 from torch import Tensor, nn
 
 from lindt.attaching import Per, Scale, attach, score
-from lindt.errors import PlanError, UserError
+from lindt.errors import PlanError, UserError, require, require_type
 
 Position = Literal["after", "before"]
 
@@ -97,6 +97,11 @@ def intertwine(
     position: Position = "after",
 ) -> Intertwined:
     """Join two models of the same structure at `points`, names of submodules; by default `default_points`."""
+    require(scale in get_args(Scale), "scale", scale, f"choose among {sorted(get_args(Scale))}")
+    require(position in get_args(Position), "position", position, f"choose among {sorted(get_args(Position))}")
+    require_type("global_model", global_model, nn.Module, "give an nn.Module")
+    require_type("local_model", local_model, nn.Module, "give an nn.Module")
+    points = [points] if isinstance(points, str) else points  # not its letters
     for model in (global_model, local_model):
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise UserError(
