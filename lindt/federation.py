@@ -12,12 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+import torch
 from torch import Tensor, nn
 
 from lindt.adaptations.base import Loss
 from lindt.detection import Divergence, measure
 from lindt.engines.base import Engine, Kind, Task
-from lindt.errors import PlanError, UserError
+from lindt.errors import PlanError, UserError, require_type
 from lindt.fit import with_threads
 from lindt.metrics import Metric, Scores, summarise
 from lindt.parties import attackers_of, check, counted_clients, keeps_private
@@ -127,8 +128,23 @@ def federate(
     >>> for state, result in federate(plan, folder="private"): ...
     >>> for state, result in federate(plan, folder="private", state=state): ...
     """
-    problem = problem or _problem(plan, clients, model, loss, metric)
+    if torch.is_inference_mode_enabled():
+        raise UserError("torch.inference_mode is on, in which nothing can train; call federate outside of it")
+    require_type("plan", plan, Plan, "give a Plan, such as lindt.resolve('digits-nfl')")
+    if problem is None:
+        problem = _problem(plan, clients, model, loss, metric)
+    elif any(given is not None for given in (clients, model, loss, metric)):
+        raise UserError(
+            "problem: it was given with clients, model, loss or metric, which it holds; give one of the two"
+        )
+    require_type("problem", problem, Problem, "give a lindt.Problem, or clients= and model=")
     check(plan, problem)
+    if state is not None:
+        require_type("state", state, RunState, "give the RunState, the first of the pair that federate yields")
+    if engine is not None and not hasattr(engine, "dispatch"):
+        raise UserError(
+            f"engine: it is of type {type(engine).__name__}; give an engine, or none to stay in this process"
+        )
     if engine is not None and folder is not None:
         raise UserError("folder: an engine was given too, and keeps the v_i itself; give one of the two")
     first = begin(plan, problem, "" if folder is None else uuid.uuid4().hex)

@@ -13,6 +13,7 @@ from lindt.data.examples import Examples, pool
 from lindt.environment.participation import choose_attackers
 from lindt.errors import PlanError, UserError, one_line
 from lindt.fit import seeded
+from lindt.methods import Method
 from lindt.metrics import Accuracy, MacroF1, Metric
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
@@ -62,6 +63,8 @@ def keeps_private(plan: Plan, problem: Problem) -> bool:
 
 def check(plan: Plan, problem: Problem) -> None:
     """What only the data can tell: K against N, weights against clients, labels against the threat."""
+    if not isinstance(plan.method, Method):
+        raise PlanError("method", plan.method, "give a Method, such as lindt.METHODS['lindt']")
     N = len(problem.data)
     try:
         plan.environment.participation.wanted(N)
@@ -80,7 +83,15 @@ def check(plan: Plan, problem: Problem) -> None:
 
 def check_model(plan: Plan, problem: Problem) -> None:
     """A dry run: the model, loss and metric on two samples of each client, before anything trains or is written."""
-    model = first_model(problem, plan).eval()
+    model = first_model(problem, plan)
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: it builds an object of type {type(model).__name__}; build an nn.Module")
+    if first_model(problem, plan) is model:
+        # The second run, and each client's private model, would begin where the one before ended.
+        raise UserError("model: it gives the same module at every call; build a new one each time")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError("model: it has no parameter to train; set requires_grad on some")
+    model.eval()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             raise UserError(

@@ -9,13 +9,24 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
 
-from lindt import PlanError, Problem, RoundResult, RunState, UserError, federate
+from lindt import (
+    Detector,
+    PlanError,
+    Problem,
+    RoundResult,
+    RunState,
+    UserError,
+    federate,
+    intertwine,
+    is_negative,
+)
 from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
 from lindt.environment.attacks import LabelFlip, ModelReplacement
@@ -241,3 +252,102 @@ class TestRefusedBeforeTraining:
             next(federate(own(training=Training(batch=1)), clients=CLIENTS, model=model))
         assert len(list(federate(own(), clients=clients, model=model))) == 2  # trained together, two are enough
         assert len(list(federate(own(alone=Alone(epochs=2)), clients=clients, model=net))) == 2
+
+
+class TestWrongArguments:
+    @pytest.mark.parametrize(
+        ("arguments", "complaint"),
+        [
+            ({"plan": "digits-nfl"}, "plan: it is of type str"),
+            ({"plan": replace(own(), method="lindt")}, "method = 'lindt': give a Method"),  # type: ignore[arg-type]
+            ({"clients": 3}, "clients: it is of type int"),
+            ({"model": net()}, "model: it is of type Sequential"),
+            ({"model": lambda: 3}, "model: it builds an object of type int"),
+            ({"model": lambda: net().requires_grad_(False)}, "model: it has no parameter to train"),
+            ({"problem": CLIENTS, "clients": None, "model": None}, "problem: it is of type list"),
+            ({"problem": Problem(CLIENTS, net)}, "problem: it was given with clients"),
+            ({"state": (1, 2)}, "state: it is of type tuple"),
+            ({"engine": "inprocess"}, "engine: it is of type str"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_what_federate_cannot_take_is_told_in_a_sentence(self, arguments: dict[str, Any], complaint: str) -> None:
+        given: dict[str, Any] = {"plan": own(), "clients": CLIENTS, "model": net, **arguments}
+        with pytest.raises(UserError, match=re.escape(complaint)):
+            next(federate(given.pop("plan"), **given))
+
+    def test_a_model_that_is_not_built_anew_is_refused(self) -> None:
+        one = net()  # the second run, and every client's private model, would begin where the last one ended
+        with pytest.raises(UserError, match="model: it gives the same module"):
+            next(federate(own(), clients=CLIENTS, model=lambda: one))
+
+    def test_intertwine_knows_its_words(self) -> None:
+        with pytest.raises(PlanError, match="scale = 'x'"):
+            intertwine(net(), net(), scale="x")  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="position = 'x'"):
+            intertwine(net(), net(), position="x")  # type: ignore[arg-type]
+        with pytest.raises(UserError, match="local_model: it is of type int"):
+            intertwine(net(), 3)  # type: ignore[arg-type]
+        assert list(intertwine(net(), net(), "1").points) == ["1"]
+        with pytest.raises(PlanError, match="points = 'fc1'"):
+            intertwine(net(), net(), "fc1")
+
+    def test_the_detector_knows_its_words(self) -> None:
+        with pytest.raises(PlanError, match="statistic = 'x'"):
+            Detector(statistic="x")  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="counting = 'x'"):
+            Detector(counting="x")  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("clients", "new_global", "complaint"),
+        [
+            ([net()], net(), "type Sequential; give model.state_dict()"),
+            ([None], torch.zeros(2), "type NoneType"),
+            ({"a": torch.zeros(2)}, torch.zeros(2), "clients: it is of type dict"),
+            ([{"a": torch.ones(2), "b": torch.ones(3)}], {"a": torch.ones(3), "b": torch.ones(2)}, "'a'"),
+            ([{"a": torch.ones(2)}], {"b": torch.ones(2)}, "'a'"),
+        ],
+    )
+    def test_weights_that_are_none(self, clients: Any, new_global: Any, complaint: str) -> None:
+        with pytest.raises(UserError, match=re.escape(complaint)):
+            Detector().observe(clients, new_global)
+
+    def test_is_negative(self) -> None:
+        assert is_negative(np.array([1.0, -2.0]))
+        with pytest.raises(ValueError, match="last"):
+            is_negative([1.0, -2.0], last=0)
+        with pytest.raises(ValueError, match="round without a beta"):
+            is_negative([1.0, None])  # type: ignore[list-item]
+
+
+class TestTheCallersTorch:
+    def test_federate_trains_where_the_caller_has_switched_gradients_off(self) -> None:
+        expected = list(federate(own("lindt"), clients=CLIENTS, model=net))
+        with torch.no_grad():
+            found = list(federate(own("lindt"), clients=CLIENTS, model=net))
+            assert not torch.is_grad_enabled()
+        same(found, expected)
+
+    def test_inference_mode_is_refused(self) -> None:
+        with torch.inference_mode(), pytest.raises(UserError, match="inference_mode"):
+            next(federate(own(), clients=CLIENTS, model=net))
+
+    def test_the_callers_random_numbers_and_modes_are_left_alone(self) -> None:
+        torch.manual_seed(3)
+        before = torch.random.get_rng_state()
+        for _ in federate(own("lindt", alone=Alone(epochs=2)), clients=iter(CLIENTS), model=lambda: net().eval()):  # type: ignore[arg-type]
+            assert torch.equal(torch.random.get_rng_state(), before)
+        one, other = net().eval(), net()
+        generator = torch.random.get_rng_state()
+        intertwine(one, other)(torch.ones(2, 3))
+        assert (one.training, other.training) == (False, True)
+        assert torch.equal(torch.random.get_rng_state(), generator)
+
+    def test_a_second_call_with_the_same_engine_and_one_after_a_failure(self) -> None:
+        plan, problem = own("lindt"), Problem(CLIENTS, net)
+        engine = InProcess(plan, problem)
+        first = list(federate(plan, problem=problem, engine=engine))
+        abandoned = federate(plan, problem=problem, engine=engine)
+        next(abandoned)
+        abandoned.close()  # type: ignore[attr-defined]
+        same(list(federate(plan, problem=problem, engine=engine)), first)

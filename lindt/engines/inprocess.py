@@ -56,7 +56,7 @@ class InProcess:
         """When it has ended, every v_i of it is kept for good."""
         try:
             for task in tasks:
-                with with_threads(self._threads):  # not around the yield: the caller has its own number
+                with with_threads(self._threads), torch.enable_grad():  # not around the yield: the caller has its own
                     reply = self.clients[task.client].handle(task)
                 yield reply
         finally:
