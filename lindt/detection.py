@@ -13,10 +13,10 @@ Legend: K clients answering, P parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal, Protocol, final
+from typing import Literal, Protocol, final, get_args
 
 import numpy as np
 import torch
@@ -83,6 +83,10 @@ class Rule:
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "the threshold of Delta must be above 0")
+        choices = get_args(Statistic)
+        require(self.statistic in choices, "statistic", self.statistic, f"choose among {sorted(choices)}")
+        choices = get_args(Counting)
+        require(self.counting in choices, "counting", self.counting, f"choose among {sorted(choices)}")
         require(self.patience >= 0, "patience", self.patience, "the number of rounds r' must be 0 or more")
 
     def count(self, count: int, value: float) -> int:
@@ -102,10 +106,14 @@ def is_negative(betas: Sequence[float], last: int = 10) -> bool:
     The paper asks that no round R exists after which beta >= 0 for good; a run of finite length can only
     show its end. This is the label that every detector is judged by.
     """
-    if not betas:
+    if last < 1:
+        raise ValueError(f"last = {last}: take at least the last scored round")
+    if len(betas) == 0:
         raise ValueError("is_negative needs at least one scored round")
     tail = betas[-last:]
-    return sum(tail) / len(tail) < 0
+    if any(beta is None or math.isnan(beta) for beta in tail):
+        raise ValueError("betas: there is a round without a beta among them; leave it out")
+    return bool(sum(tail) / len(tail) < 0)
 
 
 class _Array(Protocol):
@@ -140,6 +148,11 @@ class Detector:
 
     Weights are tensors, numpy arrays, lists of either, or state dicts; of a state dict BatchNorm's statistics
     and integer entries are no weights and are left out. Give `noise` in the same form where the server adds any.
+
+    Tied weights, two names of a state dict for one tensor, count once. The tie has to show: in one state dict at
+    least, of a client or the global one, both names are the same memory, and in all of them they are equal. Where
+    every state dict is a copy (deserialised, or arrays) the tie is lost and the weights count twice: give lists
+    without the second tensor, such as `list(model.parameters())`.
     """
 
     def __init__(
@@ -156,11 +169,17 @@ class Detector:
         self.negative = False
 
     def observe(self, clients: Sequence[Weights], new_global: Weights, noise: Weights | None = None) -> Verdict:
+        if isinstance(clients, Mapping):
+            raise UserError("clients: it is of type dict; give a list with the weights of each client")
+        clients = list(clients)
         if len(clients) == 0:
             raise UserError("clients: no weights were given; skip the detector in a round without answers")
-        w_P = flat(new_global)
-        rows = [_fitting(f"clients[{index}]", client, w_P) for index, client in enumerate(clients)]
-        noise_P = torch.zeros_like(w_P) if noise is None else _fitting("noise", noise, w_P)
+        tied = _tied([weights for weights in (new_global, *clients) if isinstance(weights, Mapping)])
+        w_P = flat(new_global, tied)
+        for index, client in enumerate(clients):
+            _check_names(f"clients[{index}]", client, new_global)
+        rows = [_fitting(f"clients[{index}]", client, w_P, tied) for index, client in enumerate(clients)]
+        noise_P = torch.zeros_like(w_P) if noise is None else _fitting("noise", noise, w_P, tied)
         w_KP = torch.stack(rows)
         # Updates are not known here; the clients' own weights have the same spread around their mean.
         seen = measure(w_KP, w_P, noise_P, w_KP, clipped=0.0)
@@ -173,8 +192,31 @@ class Detector:
         return Verdict(self.round, seen.w_div, seen.delta, watched, self.count, self.negative)
 
 
-def _fitting(name: str, weights: Weights, w_P: Tensor) -> Tensor:
-    found = flat(weights)
+def _check_names(name: str, weights: Weights, new_global: Weights) -> None:
+    """Two state dicts are the same weights only under the same names: with others the sums would match in length."""
+    if isinstance(weights, Mapping) and isinstance(new_global, Mapping):
+        theirs, ours = _shapes(weights), _shapes(new_global)
+        odd = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
+        if odd:
+            raise UserError(
+                f"{name}: its {odd[0]!r} has shape {theirs.get(odd[0])}, in the global model {ours.get(odd[0])}; "
+                "give state dicts of the same model"
+            )
+
+
+def _shapes(state: Mapping[str, Tensor | _Array]) -> dict[str, tuple[int, ...]]:
+    """Of what counts as weights in a state dict."""
+    named = {name: part if isinstance(part, Tensor) else np.asarray(part) for name, part in state.items()}
+    return {
+        name: tuple(part.shape)
+        for name, part in named.items()
+        if not name.endswith(_STATISTICS)
+        and (part.is_floating_point() if isinstance(part, Tensor) else part.dtype.kind == "f")
+    }
+
+
+def _fitting(name: str, weights: Weights, w_P: Tensor, tied: Set[str]) -> Tensor:
+    found = flat(weights, tied)
     if found.shape != w_P.shape:
         raise UserError(
             f"{name} has {found.numel()} weights but the global model has {w_P.numel()}; give both in the same form"
@@ -186,16 +228,37 @@ def _fitting(name: str, weights: Weights, w_P: Tensor) -> Tensor:
 _STATISTICS = ("running_mean", "running_var")
 
 
-def flat(weights: Weights) -> Tensor:
-    """One vector of floats from whatever a framework calls weights."""
+def _tied(states: Sequence[Mapping[str, Tensor | _Array]]) -> frozenset[str]:
+    """The second names of tied weights: the same memory in one state dict, and equal in all."""
+    pairs: dict[str, str] = {}
+    for state in states:
+        first: dict[object, str] = {}
+        for name in sorted(state):
+            tensor = state[name]
+            if isinstance(tensor, Tensor) and tensor.numel() and not tensor.is_meta:
+                place = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+                if first.setdefault(place, name) != name:
+                    pairs.setdefault(name, first[place])
+    return frozenset(name for name, twin in pairs.items() if all(_equal(state, name, twin) for state in states))
+
+
+def _equal(state: Mapping[str, Tensor | _Array], name: str, twin: str) -> bool:
+    return name in state and twin in state and torch.equal(_tensor(state[name]), _tensor(state[twin]))
+
+
+def flat(weights: Weights, leave_out: Set[str] = frozenset()) -> Tensor:
+    """One vector of floats from whatever a framework calls weights; of a state dict, without some names."""
     if isinstance(weights, Mapping):
         # By name, so that two state dicts in different order are the same weights.
-        tensors = [_tensor(weights[name]) for name in sorted(weights) if not name.endswith(_STATISTICS)]
+        names = [name for name in sorted(weights) if name not in leave_out and not name.endswith(_STATISTICS)]
+        tensors = [_tensor(weights[name]) for name in names]
         parts = [tensor for tensor in tensors if tensor.is_floating_point()]
     elif isinstance(weights, Tensor) or hasattr(weights, "shape"):
         parts = [_tensor(weights)]
-    else:
+    elif isinstance(weights, Iterable) and not isinstance(weights, str | torch.nn.Module):
         parts = [_tensor(part) for part in weights]
+    else:
+        raise UserError(f"weights: of type {type(weights).__name__}; give model.state_dict(), or tensors")
     if not parts:
         raise UserError("weights: there are no floats among them; give a model's parameters")
     return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in parts])

@@ -35,6 +35,12 @@ def require(holds: bool, field: str, value: object, fix: str) -> None:
         raise PlanError(field, value, fix)
 
 
+def require_type(name: str, value: object, kind: type, fix: str) -> None:
+    """`require_type("plan", plan, Plan, "give a Plan, such as lindt.resolve('digits-nfl')")`."""
+    if not isinstance(value, kind):
+        raise UserError(f"{name}: it is of type {type(value).__name__}; {fix}")
+
+
 def in_short(value: object) -> str:
     """A value as a sentence can show it: a table in a thousand others, or a million digits, would be no sentence."""
     try:

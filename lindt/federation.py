@@ -6,31 +6,40 @@ Legend: K clients answering, P parameters.
 from __future__ import annotations
 
 import math
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from pathlib import Path
+from typing import TYPE_CHECKING, final
 
+import torch
 from torch import Tensor, nn
 
 from lindt.adaptations.base import Loss
 from lindt.detection import Divergence, measure
 from lindt.engines.base import Engine, Kind, Task
-from lindt.errors import PlanError
+from lindt.errors import PlanError, UserError, require_type
+from lindt.fit import with_threads
 from lindt.metrics import Metric, Scores, summarise
-from lindt.parties import attackers_of, check, counted_clients
+from lindt.parties import attackers_of, check, counted_clients, keeps_private
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model, problem_for
-from lindt.recovery import Evidence, RecoveryState
+from lindt.recovery import Always, Evidence, Never, OnDetection, RecoveryState
 from lindt.replies import Refusal, scored, stack
 from lindt.seeds import seed_for
 from lindt.weights import Buffers, read_buffers, read_w
+
+if TYPE_CHECKING:
+    from lindt.engines.inprocess import InProcess
 
 
 @final
 @dataclass(frozen=True)
 class RunState:
-    """The server's state after a round: all that a resumed run needs. It can be resumed while it is one of the
-    last two; clients forget the v_i that older ones would ask for."""
+    """The server's state after a round. With the clients' v_i it is all that a resumed run needs.
+
+    A state can be resumed while it is one of the last two of its run: clients forget the v_i of older ones.
+    """
 
     run: str
     round: int
@@ -60,6 +69,11 @@ class RoundResult:
 
 def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> tuple[RunState, RoundResult]:
     """Alg. 2, s3-s11: state in, state out."""
+    with with_threads(plan.threads):
+        return _play_round(state, plan, problem, engine)
+
+
+def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> tuple[RunState, RoundResult]:
     r, env, method = state.round + 1, plan.environment, plan.method
     N = len(problem.data)  # of whom not all need be available
     asked = env.participation.active(
@@ -98,25 +112,92 @@ def federate(
     problem: Problem | None = None,
     engine: Engine | None = None,
     state: RunState | None = None,
+    folder: Path | str | None = None,
 ) -> Iterator[tuple[RunState, RoundResult]]:
-    """Run a plan and yield after every round: events, not callbacks. Resuming is passing a saved state.
+    """Run a plan and yield after every round: events, not callbacks.
 
     >>> for state, result in federate(plan, clients=[(train, test), ...], model=MyNet):
     ...     print(result.round, result.seen.delta, result.recovering)
 
     With neither `clients` and `model` nor a `problem`, the plan's own data and model are used.
+
+    To resume, pass the `state` of the last round, and the clients' v_i: the same `folder` in both calls, or the
+    same `engine`. The resumed run equals the uninterrupted one. `folder` is where the v_i are kept on disk, each
+    run under its own id; without it they are kept in memory and are lost with the generator.
+
+    >>> for state, result in federate(plan, folder="private"): ...
+    >>> for state, result in federate(plan, folder="private", state=state): ...
     """
-    problem = problem or _problem(plan, clients, model, loss, metric)
+    if torch.is_inference_mode_enabled():
+        raise UserError("torch.inference_mode is on, in which nothing can train; call federate outside of it")
+    require_type("plan", plan, Plan, "give a Plan, such as lindt.resolve('digits-nfl')")
+    if problem is None:
+        problem = _problem(plan, clients, model, loss, metric)
+    elif any(given is not None for given in (clients, model, loss, metric)):
+        raise UserError(
+            "problem: it was given with clients, model, loss or metric, which it holds; give one of the two"
+        )
+    require_type("problem", problem, Problem, "give a lindt.Problem, or clients= and model=")
     check(plan, problem)
+    if state is not None:
+        require_type("state", state, RunState, "give the RunState, the first of the pair that federate yields")
+    if engine is not None and not hasattr(engine, "dispatch"):
+        raise UserError(
+            f"engine: it is of type {type(engine).__name__}; give an engine, or none to stay in this process"
+        )
+    if engine is not None and folder is not None:
+        raise UserError("folder: an engine was given too, and keeps the v_i itself; give one of the two")
+    first = begin(plan, problem, "" if folder is None else uuid.uuid4().hex)
+    if state is not None and state.w.shape != first.w.shape:
+        raise UserError(f"state: it has {state.w.numel()} weights, the model {first.w.numel()}; give the state's model")
+    state = state or first
     if engine is None:
         # Only here: it builds clients, of which this file knows no more than the Engine protocol.
         from lindt.engines.inprocess import InProcess
 
-        engine = InProcess(plan, problem)
-    state = state or begin(plan, problem)
+        engine = InProcess(plan, problem, run=state.run, folder=None if folder is None else Path(folder))
+        _check_private(engine, plan, problem, state, folder)
+    engine.forget_after(state.round)  # v_i of rounds that the state does not know
     for _ in train_privately(plan, problem, engine, state):
         pass
     yield from play_rounds(state, plan, problem, engine)
+
+
+def _check_private(engine: InProcess, plan: Plan, problem: Problem, state: RunState, folder: Path | str | None) -> None:
+    """Refuse to resume a state without the v_i that its clients had: they would silently begin anew."""
+    recovery, N = state.recovery, len(problem.data)
+    if state.round == 0 or isinstance(plan.method.recovery, Never) or not keeps_private(plan, problem):
+        return
+    if isinstance(plan.method.recovery, OnDetection) and not (recovery.on or recovery.detections):
+        return
+    if folder is None:
+        raise UserError(
+            f"state: in round {state.round} the clients of this method keep a v_i each, which the state does not "
+            "hold; give both calls of federate the same folder=, or the same engine="
+        )
+    kept = {i: engine.versions.rounds(i) for i in range(N)}
+    expected = _with_private(plan, state, N)
+    stopped = recovery.detections > recovery.on  # recovery has run and stopped at least once
+    if (expected or stopped) and not any(kept.values()):
+        raise UserError(f"folder {folder}: it holds no v_i of this run; give the folder that the run began with")
+    for i in sorted(expected):
+        if kept[i] and min(kept[i]) > state.round:
+            raise UserError(
+                f"state: it is of round {state.round}, and client {i} has forgotten its v_i of that time; a state "
+                "can be resumed while it is one of the last two"
+            )
+        if not kept[i]:
+            raise UserError(f"folder {folder}: client {i}'s v_i is gone; start the run anew")
+
+
+def _with_private(plan: Plan, state: RunState, N: int) -> frozenset[int]:
+    """The clients that have trained a v_i, as far as the server knows. Attackers train w only."""
+    attackers = attackers_of(plan, N)
+    if not isinstance(plan.method.recovery, Always):
+        return state.recovery.treated - attackers
+    active = plan.environment.participation.active
+    seeds = [state.seed_for(plan, "active", r) for r in range(1, state.round + 1)]
+    return frozenset(i for seed in seeds for i in active(seed, range(N), attackers, N)) - attackers
 
 
 def play_rounds(

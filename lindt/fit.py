@@ -118,6 +118,20 @@ class Passing:
 
 
 @contextmanager
+def with_threads(threads: int) -> Iterator[None]:
+    """Compute with a plan's number of threads, which decides the last bits of sums; then restore the caller's."""
+    before = torch.get_num_threads()
+    if before == threads:
+        yield
+        return
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Dropout draws from torch's global generator: give it a seed of its own, then put it back."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -16,7 +16,7 @@ from typing import Any, Literal, final, get_args
 from torch import Tensor, nn
 
 from lindt.attaching import Per, Scale, attach, score
-from lindt.errors import PlanError, UserError, require
+from lindt.errors import PlanError, UserError, require, require_type
 
 Position = Literal["after", "before"]
 
@@ -99,7 +99,9 @@ def intertwine(
     """Join two models of the same structure at `points`, names of submodules; by default `default_points`."""
     for field, value, choices in (("scale", scale, get_args(Scale)), ("position", position, get_args(Position))):
         require(value in choices, field, value, f"choose among {', '.join(choices)}")
-    require(not isinstance(points, str), "points", points, "give a list of names")
+    require_type("global_model", global_model, nn.Module, "give an nn.Module")
+    require_type("local_model", local_model, nn.Module, "give an nn.Module")
+    points = [points] if isinstance(points, str) else points  # one name, not its letters
     if global_model is local_model:
         raise UserError("the global and the local model are the same module; give the local model weights of its own")
     for model in (global_model, local_model):

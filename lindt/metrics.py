@@ -130,7 +130,11 @@ class ClientScore:
 @final
 @dataclass(frozen=True)
 class Scores:
-    """One scored round. Rates and gains are fractions, not percent."""
+    """One scored round. Rates and gains are fractions, not percent.
+
+    `private`, `beta` and what follows from beta_i are over the clients with a private score, None where there
+    are none; `without_private` names the others.
+    """
 
     central: float
     local: float
@@ -144,6 +148,11 @@ class Scores:
     attack_local: float | None
     clients: tuple[ClientScore, ...]
     notes: dict[str, float]  # what the method logs, averaged over the clients that log it
+
+    @property
+    def without_private(self) -> tuple[int, ...]:
+        """The clients that answered without a private score: no gain is known of them."""
+        return tuple(score.client for score in self.clients if score.private is None)
 
 
 def paired_p_value(wins: int, losses: int) -> float:
@@ -186,14 +195,16 @@ def summarise(
     mine = {i: tallies[i] for i in sorted(tallies) if i in counted}
     scores = tuple(_client_score(i, tally, metric) for i, tally in mine.items())
     weights = [alphas[score.client] for score in scores]
+    alone = [(score.private, alphas[score.client]) for score in scores if score.private is not None]
     gains = [score.beta for score in scores if score.beta is not None]
-    known = len(gains) == len(scores)
+    known, shares = bool(gains), [alpha for _, alpha in alone]
+    weighted = any(shares)
     attack = _attack_rates(list(tallies.values()), list(mine.values()))
     return Scores(
         central=metric.value(_total([t.central for t in tallies.values()])),
         local=weighted_gain([score.local for score in scores], weights),
-        private=weighted_gain([s.private for s in scores if s.private is not None], weights) if known else None,
-        beta=weighted_gain(gains, weights) if known else None,
+        private=weighted_gain([private for private, _ in alone], shares) if weighted else None,
+        beta=weighted_gain(gains, shares) if weighted else None,
         harmed=sum(beta < 0 for beta in gains) if known else None,
         clearly_harmed=sum(score.clear and (score.beta or 0) < 0 for score in scores) if known else None,
         ties=sum(beta == 0 for beta in gains) if known else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -14,7 +14,8 @@ from lindt.adaptations.base import Loss
 from lindt.data.examples import Examples, Rows, as_examples
 from lindt.data.partition import Roles
 from lindt.data.sources import SOURCES, Pools
-from lindt.errors import PlanError, UserError
+from lindt.errors import PlanError, UserError, require_type
+from lindt.fit import with_threads
 from lindt.metrics import METRICS, MeanOf, Metric
 from lindt.plan import Plan
 
@@ -36,6 +37,12 @@ class Problem:
     data: tuple[tuple[Examples, Examples], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        require_type("clients", self.clients, Iterable, "give a list of pairs (train, test)")
+        if isinstance(self.model, nn.Module) or not callable(self.model):
+            name = type(self.model).__name__
+            raise UserError(
+                f"model: it is of type {name}; give a function that builds a model, such as `lambda: Net()`"
+            )
         pairs = tuple(_pair(index, client) for index, client in enumerate(self.clients))
         if len(pairs) < 2:
             raise UserError(f"clients: {len(pairs)} given; a federation has at least 2")
@@ -63,7 +70,7 @@ def _pair(index: int, client: object) -> tuple[Examples, Examples]:
 
 def first_model(problem: Problem, plan: Plan) -> nn.Module:
     """w^0: the same for every method, drawn from the plan's seed."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), with_threads(plan.threads):
         torch.manual_seed(plan.seed_for("model"))
         return problem.model()
 

@@ -8,14 +8,16 @@ import torch
 
 from lindt.alone import Cache, Lesson
 from lindt.data.examples import pool
+from lindt.fit import with_threads
 from lindt.plan import Plan
 from lindt.problem import Problem
 
 
 def centralized(plan: Plan, problem: Problem, device: str = "cpu", cache: Path | None = None) -> float:
     """The score on everyone's test data of one model trained on everyone's training data."""
-    torch.set_num_threads(plan.threads)
     train, test = pool([t for t, _ in problem.data]), pool([t for _, t in problem.data])
     lesson = Lesson("centralized", train, test, plan, problem, torch.device(device))
     metric = problem.metric_for(plan)
-    return metric.value(metric.tally(Cache(cache).outputs(lesson), test.labels))
+    with with_threads(plan.threads):
+        outputs = Cache(cache).outputs(lesson)
+    return metric.value(metric.tally(outputs, test.labels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -147,6 +148,45 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert said.count("\n") == 1
     assert complaint in said
     assert not (tmp_path / "runs").exists()  # nothing was begun
+
+
+def stopped_by(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line, where a command ends with this error."""
+    from lindt import cli
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        cli.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "runs"), "error: runs: Permission denied"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x.toml"), "error: x.toml: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device"),
+        (OSError(errno.EADDRINUSE, "Address already in use"), "error: Address already in use"),
+        (OSError(errno.EXDEV, "Invalid cross-device link", "a", None, "b"), None),
+        (PermissionError(errno.EPERM, "Operation not permitted"), None),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), None),
+        (ChildProcessError(errno.ECHILD, "No child processes"), None),
+        (OSError("something else"), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, OSError) else str(value)[:20],
+)
+def test_an_error_of_the_system_is_one_line_only_where_the_user_can_mend_it(
+    error: OSError, said: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OSError if said is None else SystemExit) as stopped:
+        stopped_by(error, monkeypatch)
+    assert capsys.readouterr().err == ("" if said is None else said + "\n")
+    assert stopped.value is error or isinstance(stopped.value, SystemExit)
 
 
 def test_a_run_that_exists_is_not_touched(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

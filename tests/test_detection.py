@@ -219,3 +219,38 @@ def test_the_doorway_can_watch_the_other_statistics() -> None:
     assert found["clean"].watched == pytest.approx(3.0)  # around (0, 0)
     assert found["spread"].watched == pytest.approx(3.0)
     assert [verdict.negative for verdict in found.values()] == [False, True, True]
+
+
+class Tied(nn.Module):
+    """An embedding whose weights are those of the output layer, under a second name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.out = nn.Linear(3, 5)
+        self.out.weight = self.embedding.weight
+
+
+def copied(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+class TestTiedWeights:
+    def test_a_tied_tensor_counts_once(self) -> None:
+        clients, new = [Tied() for _ in range(3)], Tied()
+        vectors = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (*clients, new)]
+        expected = Detector().observe(vectors[:3], vectors[3]).delta
+        states: list[Any] = [model.state_dict() for model in (*clients, new)]
+        assert Detector().observe(states[:3], states[3]).delta == pytest.approx(expected)
+        lists = [list(model.parameters()) for model in (*clients, new)]
+        assert Detector().observe(lists[:3], lists[3]).delta == pytest.approx(expected)
+        # An average is made of new tensors: that they are tied shows in the clients' state dicts.
+        assert Detector().observe(states[:3], copied(new)).delta == pytest.approx(expected)
+        assert Detector().observe([copied(model) for model in clients], states[3]).delta == pytest.approx(expected)
+        noise = {name: torch.zeros_like(tensor) for name, tensor in states[3].items()}
+        assert Detector().observe(states[:3], states[3], noise).delta == pytest.approx(expected)
+
+    def test_two_names_of_one_tensor_that_differ_elsewhere_are_two_weights(self) -> None:
+        zero = torch.zeros(2)
+        verdict = Detector().observe([{"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([0.0, 4.0])}], {"a": zero, "b": zero})  # fmt: skip  # noqa: E501
+        assert verdict.delta == pytest.approx(5.0)

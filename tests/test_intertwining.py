@@ -296,7 +296,6 @@ def test_attaching_can_be_differentiated_twice(scale: Scale, per: Per) -> None:
     [
         ({"scale": "papers"}, "scale = 'papers': choose among paper, sqrt_d, cosine"),
         ({"position": "middle"}, "position = 'middle': choose among after, before"),
-        ({"points": "fc1"}, r"points = 'fc1': give a list of names"),
     ],
 )
 def test_a_misspelt_setting_is_not_taken_for_another(arguments: dict[str, Any], complaint: str) -> None:

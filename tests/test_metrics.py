@@ -185,6 +185,22 @@ def test_without_private_models_there_is_no_gain() -> None:
     assert [(c.private, c.beta, c.clear) for c in found.clients] == [(None, None, False)] * 2
 
 
+def test_a_client_without_a_private_score_leaves_the_others_their_gain() -> None:
+    found = scores([client(8, 6), client(5, None), client(4, 5)], alphas={0: 1.0, 1: 7.0, 2: 3.0})
+    assert found.beta == pytest.approx((1 * 0.2 + 3 * -0.1) / 4)
+    assert found.private == pytest.approx((1 * 0.6 + 3 * 0.5) / 4)
+    assert (found.harmed, found.clearly_harmed, found.ties) == (1, 0, 0)
+    assert found.worst_tenth == pytest.approx(-0.1)
+    assert found.local == pytest.approx((0.8 + 7 * 0.5 + 3 * 0.4) / 11)  # of all three
+    assert found.without_private == (1,)
+    assert scores([client(8, 6)]).without_private == ()
+
+
+def test_gains_whose_weights_are_all_zero_have_no_mean() -> None:
+    found = scores([client(8, 6), client(5, None)], alphas={0: 0.0, 1: 1.0})
+    assert (found.beta, found.private, found.local) == (None, None, 0.5)
+
+
 def test_attackers_are_left_out_of_the_local_scores() -> None:
     found = scores([client(8, 6), client(0, 10, losses=10), client(6, 6)], counted={0, 2})
     assert (found.local, found.beta, found.harmed) == (pytest.approx(0.7), pytest.approx(0.1), 0)

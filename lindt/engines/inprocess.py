@@ -11,7 +11,7 @@ import torch
 from lindt.alone import Cache
 from lindt.client import Client, Place
 from lindt.engines.base import CLOSED, Reply, Task, check_tasks
-from lindt.fit import at_work
+from lindt.fit import at_work, with_threads
 from lindt.parties import attackers_of, backdoor_of
 from lindt.plan import Plan
 from lindt.problem import Problem, first_model
@@ -32,7 +32,6 @@ class InProcess:
         cache: Path | None = None,
         device: str = "cpu",
     ) -> None:
-        torch.set_num_threads(plan.threads)
         versions: Versions = InMemory() if folder is None else Behind(InFolder(folder, run))
         place = Place(
             plan=plan,
@@ -47,7 +46,7 @@ class InProcess:
             backdoor=backdoor_of(plan, problem),
         )
         self.versions = versions
-        self._closed = False
+        self._threads, self._closed = plan.threads, False
         self.clients = [Client(id, place) for id in range(len(problem.data))]
 
     def available(self) -> Sequence[int]:
@@ -63,7 +62,9 @@ class InProcess:
     def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         try:
             for task in tasks:
-                yield self.clients[task.client].handle(task)
+                with with_threads(self._threads), torch.enable_grad():  # not around the yield: the caller has its own
+                    reply = self.clients[task.client].handle(task)
+                yield reply
         finally:
             self.versions.settle()
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lindt.data.examples import Examples
-from lindt.environment.threats import Backdoor, Relabelled, Threat, require_share
+from lindt.environment.threats import Backdoor, Relabelled, Threat, pool_within, require_share
 from lindt.errors import require
 from lindt.fit import LocalWork
 from lindt.seeds import seed_for
@@ -122,6 +122,12 @@ class LabelFlip(_Liar):
         require_share(self.share)
         require(self.classes >= 2, "classes", self.classes, "there are at least 2 labels to flip")
 
+    def pool(self, everything: Examples) -> Examples | None:
+        highest = int(everything.labels.max())
+        fix = f"a sample has the label {highest}; give at least {highest + 1}"
+        require(highest < self.classes, "classes", self.classes, fix)
+        return None
+
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
         return replace(work, data=Relabelled(work.data, self.flipped(work.data.labels)), honest=False)
 
@@ -154,7 +160,7 @@ class ModelReplacement:
         return self.threat.per_batch
 
     def pool(self, everything: Examples) -> Examples | None:
-        return self.threat.pool(everything)
+        return pool_within(self.threat, everything)
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
         return self.threat.corrupt(work, pool, round)

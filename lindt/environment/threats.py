@@ -25,7 +25,10 @@ class Threat(Protocol):
         ...
 
     def pool(self, everything: Examples) -> Examples | None:
-        """The backdoor data that attackers hold in common, made from all training data; None for none."""
+        """The backdoor data that attackers hold in common, made from all training data; None for none.
+
+        Raises a PlanError for a field that does not fit the labels.
+        """
         ...
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
@@ -106,7 +109,7 @@ class Backdoor:
         wanted = self.goal(everything.labels)
         rows = (wanted >= 0).nonzero().flatten()
         if not len(rows):
-            raise PlanError("environment.threat.relabel", self.relabel, "no training sample has a label to relabel")
+            raise PlanError("relabel", self.relabel, "no training sample has a label to relabel")
         return Relabelled(subset(everything, rows), wanted[rows])
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
@@ -171,7 +174,7 @@ class Until:
         return self.threat.per_batch
 
     def pool(self, everything: Examples) -> Examples | None:
-        return self.threat.pool(everything)
+        return pool_within(self.threat, everything)
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
         return self.threat.corrupt(work, pool, round) if round <= self.last_round else work
@@ -181,6 +184,14 @@ class Until:
 
     def goal(self, y_n: Tensor) -> Tensor:
         return self.threat.goal(y_n)
+
+
+def pool_within(threat: Threat, everything: Examples) -> Examples | None:
+    """The pool of a threat that is the field `threat` of another."""
+    try:
+        return threat.pool(everything)
+    except PlanError as error:
+        raise error.within("threat") from None
 
 
 def require_share(share: float) -> None:
