@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The longest first.
-TORTURE := tests/flower/test_kills_flower.py $(addprefix tests/torture/test_, \
+TORTURE := tests/engines/flower/test_kills_flower.py $(addprefix tests/torture/test_, \
 	soak.py random_kills.py crash_points.py fuzzing.py signals.py many_clients.py)
 WEB := tests/torture/test_web_load.py
 
@@ -43,12 +43,12 @@ bench-smoke: $(VENV)/ready ## A tiny pass of the benchmark: fails on breakage, n
 	$(BIN)/python benchmarks/run.py --smoke
 
 page: ## Build the page of `lindt report` and `lindt watch` anew from its source (needs npm)
-	npm --prefix lindt/report/page ci
-	npm --prefix lindt/report/page run check
-	npm --prefix lindt/report/page run build
+	npm --prefix src/lindt/report/page ci
+	npm --prefix src/lindt/report/page run check
+	npm --prefix src/lindt/report/page run build
 
 clean: ## Remove the environment, caches and runs
-	rm -rf $(VENV) runs torture.log build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs torture.log build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # torch first and alone: an unpinned torch would bring gigabytes for accelerators.
 $(VENV)/ready: pyproject.toml constraints.txt

@@ -19,18 +19,18 @@ TIMES = 20
 
 
 def main(where: str | None) -> None:
-    from lindt.checkpoint import save_checkpoint
-    from lindt.federation import RunState
-    from lindt.models import Cnn
-    from lindt.recovery import RecoveryState
-    from lindt.versions import InFolder
-    from lindt.weights import read_buffers, read_w
+    from lindt.client.private_store import FolderStore
+    from lindt.client.weights import read_buffers, read_w
+    from lindt.plan.models import Cnn
+    from lindt.protocols import RecoveryState
+    from lindt.runs.checkpoint import save_checkpoint
+    from lindt.server.federation import RunState
 
     model = Cnn().build()
     w, buffers = read_w(model), read_buffers(model)
     with tempfile.TemporaryDirectory(dir=where) as aside:
         folder = Path(aside)
-        versions = InFolder(folder, "run")
+        versions = FolderStore(folder, "run")
         found = {
             "parameters": len(w),
             "ms a checkpoint": _ms(

@@ -20,18 +20,18 @@ from tempfile import TemporaryDirectory
 import torch
 from torch import Tensor
 
-from lindt.aggregators import Aggregator, Mean, Median
-from lindt.detection import Rule, Statistic, measure
-from lindt.engines.base import Reply, Task
 from lindt.engines.inprocess import InProcess
 from lindt.environment.privacy import Gaussian
-from lindt.federation import RoundResult, federate
-from lindt.methods import METHODS
-from lindt.parties import attackers_of
-from lindt.plan import Alone, Plan, Scoring
-from lindt.presets import resolve
-from lindt.problem import problem_for
-from lindt.robust import GeometricMedian, Krum
+from lindt.plan.methods import METHODS
+from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.plan.presets import resolve
+from lindt.plan.problem import problem_for
+from lindt.plan.roles import attackers_of
+from lindt.protocols import Aggregator, Reply, Statistic, Task
+from lindt.server.aggregation import GeometricMedian, Krum, Mean, Median
+from lindt.server.detection.divergence import measure
+from lindt.server.detection.rules import Rule
+from lindt.server.federation import RoundResult, federate
 
 STATISTICS: tuple[Statistic, ...] = ("delta", "clean", "spread", "median")
 JOINS: dict[str, Aggregator] = {"mean": Mean(), "median": Median(), "krum": Krum(0.25)}

@@ -26,8 +26,8 @@ def main() -> None:
     from ours import plan_for
 
     from lindt.engines.inprocess import InProcess
-    from lindt.federation import begin, evaluate
-    from lindt.memory import keep_memory
+    from lindt.resources import keep_memory
+    from lindt.server.federation import begin, evaluate
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--keep", action="store_true", help="keep memory, as a run of ours does")

@@ -15,7 +15,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from lindt.memory import keep_memory
+from lindt.resources import keep_memory
 
 TURNS, CALLS, BATCH = 60, 10, 10
 CONV1 = 2e-6 * BATCH * 28 * 28 * 32 * 75  # MFLOP a call

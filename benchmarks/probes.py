@@ -19,7 +19,7 @@ def detection(clients: int, parameters: int) -> float:
     """Seconds for all that the server measures in a round: w_div, Delta, clean, spread."""
     import torch
 
-    from lindt.detection import measure
+    from lindt.server.detection.divergence import measure
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -39,8 +39,9 @@ def growth(N: int, K: int, P: int) -> dict[str, float]:
     from torch import nn
 
     import lindt
-    from lindt.environment import Environment, Sampled
-    from lindt.plan import Alone, Scoring, Training
+    from lindt.environment import Environment
+    from lindt.environment.participation import Sampled
+    from lindt.plan.plan import Alone, Scoring, Training
 
     torch.manual_seed(0)
     hidden = max(1, P // 75)
@@ -103,7 +104,7 @@ def start_up(times: int = 5) -> dict[str, float]:
     commands = {
         "lindt --help": [lindt, "--help"],
         "import lindt": [sys.executable, "-c", "import lindt"],
-        "import lindt.federation": [sys.executable, "-c", "import lindt.federation"],
+        "import lindt.server.federation": [sys.executable, "-c", "import lindt.server.federation"],
     }
     return {name: median(_seconds(command) for _ in range(times)) for name, command in commands.items()}
 

@@ -20,7 +20,7 @@ ROUND = (
     Contestant("plain1", "plain.py"),
     Contestant("plain2t", "plain.py", ("--threads", "2")),
     Contestant("plain2p", "plain.py", ("--processes", "2")),
-    Contestant("flower", "flower.py", peer="flower"),
+    Contestant("flower", "engines/flower/engine.py", peer="flower"),
     Contestant("pfl2t", "pfl_research.py", peer="pfl"),
     Contestant("pfl2p", "pfl_research.py", ("--processes", "2"), peer="pfl"),
     Contestant("fedjax", "fedjax_peer.py", peer="fedjax"),

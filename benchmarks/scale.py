@@ -18,11 +18,11 @@ from pathlib import Path
 
 import torch
 
-from lindt import aggregators
-from lindt.detection import measure
+from lindt.client.private_store import FolderStore
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
-from lindt.versions import InFolder
+from lindt.server import aggregation
+from lindt.server.detection.divergence import measure
 
 SIZES = [(10, 10**5), (10, 10**6), (10, 10**7), (30, 10**6), (100, 10**5), (100, 10**6), (300, 10**6), (1000, 10**5)]
 
@@ -47,8 +47,8 @@ def joining(kind: str, K: int, P: int) -> dict[str, object]:
     """One aggregator on K x P, and what it holds beside its input. `whole` sorts all coordinates at once."""
     u_KP, sizes_K = updates(K, P), torch.ones(K)
     if kind == "whole":
-        aggregators.AT_A_TIME = K * P
-    join = aggregators.Mean() if kind == "mean" else aggregators.TrimmedMean(0.2)
+        aggregation.AT_A_TIME = K * P
+    join = aggregation.Mean() if kind == "mean" else aggregation.TrimmedMean(0.2)
     before = memory()
     seconds = timed(lambda: join(u_KP, sizes_K))
     return {"seconds": seconds, "stack_MB": round(u_KP.nbytes / 2**20), "beside_MB": round(memory() - before)}
@@ -71,7 +71,7 @@ def keeping(_: str, __: int, P: int) -> dict[str, object]:
     """v_i on a client's disk: written (synced) and read back."""
     v = {"v": torch.randn(P)}
     with tempfile.TemporaryDirectory() as folder:
-        versions = InFolder(Path(folder), "run")
+        versions = FolderStore(Path(folder), "run")
         write = timed(lambda: versions.write(0, 1, (v, {})))
         read = timed(lambda: versions.read(0, 1))
         size = sum(path.stat().st_size for path in Path(folder).rglob("*.safetensors"))

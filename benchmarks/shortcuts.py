@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/shortcuts.py                       # the paper's CNN
     .venv/bin/python benchmarks/shortcuts.py --model cpu --dual    # the `cpu` scale's, as a dual; also digits, head
 
-`long` is plain autograd, `thin` makes no gradients of wide layers (lindt/adaptations/thin.py), `taped` plays such
-steps from a tape (lindt/adaptations/tape.py). Turns of 5 steps alternate, so that a busy spell hits neighbours alike,
+`long` is plain autograd, `thin` makes no gradients of wide layers (client/thin_gradients.py), `taped` plays such
+steps from a tape (src/lindt/client/replay.py). Turns of 5 steps alternate, so that a busy spell hits neighbours alike,
 and each ratio is taken within a turn.
 """
 
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lindt.adaptations import thin
-from lindt.adaptations.descending import BEFORE, Descent
-from lindt.adaptations.dual import Dual
-from lindt.memory import keep_memory
-from lindt.models import Cnn, SmallCnn
+from lindt.client import thin_gradients
+from lindt.client.adaptations.dual import Dual
+from lindt.client.sgd import BEFORE, GradientStep
+from lindt.plan.models import Cnn, SmallCnn
+from lindt.resources import keep_memory
 
 STEPS, BATCH = 5, 10
-WIDE = {"long": sys.maxsize, "thin": thin.WIDE, "taped": thin.WIDE}
+WIDE = {"long": sys.maxsize, "thin": thin_gradients.WIDE, "taped": thin_gradients.WIDE}
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "paper": (Cnn().build, (3, 32, 32)),
     "cpu": (Cnn(side=16, kernel=3, channels=(16, 32), units=(128, 64)).build, (3, 16, 16)),
@@ -62,25 +62,25 @@ def main() -> None:
         sys.stdout.write(f"  {one} / {other}: {median(ratios):.3f} ({low:.3f} to {high:.3f})\n")
 
 
-def descent_of(way: str, build: Callable[[], nn.Module], dual: bool) -> Descent:
+def descent_of(way: str, build: Callable[[], nn.Module], dual: bool) -> GradientStep:
     torch.manual_seed(1)
     model = build().to(memory_format=torch.channels_last).train()
     kind = "benchmark" if way == "taped" else None
     if not dual:
-        return Descent(lambda x, y: cross_entropy(model(x), y), [[*model.parameters()]], [model], kind)
+        return GradientStep(lambda x, y: cross_entropy(model(x), y), [[*model.parameters()]], [model], kind)
     local = copy.deepcopy(model)
     both, groups = Dual().dual(model, local), [[*model.parameters()], [*local.parameters()]]
-    return Descent(lambda x, y: both.joint_loss(cross_entropy, x, y), groups, [model, local], kind)
+    return GradientStep(lambda x, y: both.joint_loss(cross_entropy, x, y), groups, [model, local], kind)
 
 
-def turn(down: Descent, way: str, shape: tuple[int, ...], seed: int) -> float:
+def turn(down: GradientStep, way: str, shape: tuple[int, ...], seed: int) -> float:
     """Seconds a step."""
     torch.manual_seed(seed)
     x_N, y_N = torch.randn(STEPS * BATCH, *shape), torch.randint(10, (STEPS * BATCH,))
     batches: list[tuple[Tensor, Tensor]] = list(zip(x_N.split(BATCH), y_N.split(BATCH), strict=True))
     if len(shape) == 3:
         batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches]
-    thin.WIDE = WIDE[way]  # type: ignore[misc]
+    thin_gradients.WIDE = WIDE[way]  # type: ignore[misc]
     begun = time.process_time()
     for batch in batches:
         down(batch, 0.1, 5.0)

@@ -38,14 +38,14 @@ def main() -> None:
 
 
 def measure(method: str, rounds: int, workers: int, name: str = "cifar-nfl") -> dict[str, Any]:
-    from lindt import presets
     from lindt.engines.inprocess import InProcess
-    from lindt.engines.processes import Processes
-    from lindt.federation import begin, play_round
-    from lindt.memory import keep_memory
-    from lindt.problem import problem_for
-    from lindt.records import about_run
-    from lindt.store import Store
+    from lindt.engines.processes.engine import Processes
+    from lindt.plan import presets
+    from lindt.plan.problem import problem_for
+    from lindt.resources import keep_memory
+    from lindt.runs.store import Store
+    from lindt.runs.summary import about_run
+    from lindt.server.federation import begin, play_round
 
     plan = presets.resolve(name, [f"method={method}", "alone.private=false", "scoring.last=1"], rounds=rounds)
     problem = problem_for(plan)
@@ -111,7 +111,7 @@ def _extrapolated(plan: Any, training: float, scored: float) -> float:
 @contextmanager
 def timed() -> Iterator[None]:
     """Adds up the time inside steps and scoring, in this process; what is left is the engine's own."""
-    from lindt import client
+    from lindt.client import client
 
     fit, forward_all = client.fit, client.forward_all
 

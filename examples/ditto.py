@@ -8,10 +8,11 @@ from typing import final
 import torch
 from torch import nn
 
-from lindt.adaptations.base import Context, Predictor, Step, descend, first_private, global_step
-from lindt.data.examples import Batch
+from lindt.client.adaptations.base import global_step, initial_private
+from lindt.client.sgd import sgd_step
+from lindt.client.weights import trainable
 from lindt.errors import require
-from lindt.weights import trainable
+from lindt.protocols import Batch, Context, Predictor, Step
 
 
 @final
@@ -29,7 +30,7 @@ class Ditto:
         require(self.pull >= 0, "pull", self.pull, "the pull towards w must be 0 or more")
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
-        return first_private(shared, "copy")
+        return initial_private(shared, "copy")
 
     def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
         assert private is not None
@@ -40,7 +41,7 @@ class Ditto:
         def step(batch: Batch) -> None:
             x, y = batch
             step_w(batch)
-            descend(ctx.loss(private(x), y), ctx.rate, ctx.max_norm, v)
+            sgd_step(ctx.loss(private(x), y), ctx.rate, ctx.max_norm, v)
             with torch.no_grad():
                 for p_v, p_w in zip(v, received, strict=True):
                     p_v.lerp_(p_w, share)

@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
 
-from lindt import planfile
-from lindt.adaptations import Adaptation
+from lindt.client.weights import trainable
+from lindt.data.batches import LocalWork
 from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
-from lindt.federation import federate
-from lindt.fit import LocalWork
-from lindt.methods import METHODS, Method
-from lindt.models import SmallCnn
-from lindt.plan import Alone, Plan
-from lindt.problem import Problem, first_model, problem_for
-from lindt.weights import trainable
+from lindt.plan import file
+from lindt.plan.methods import METHODS, Method
+from lindt.plan.models import SmallCnn
+from lindt.plan.plan import Alone, Plan
+from lindt.plan.problem import Problem, first_model, problem_for
+from lindt.protocols import Adaptation
+from lindt.server.federation import federate
 
 ROOT = Path(__file__).parent.parent
 
@@ -121,9 +121,9 @@ def test_it_recovers_once_nfl_is_detected() -> None:
 
 
 def test_one_entry_names_it_in_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(planfile.CHOICES, Adaptation, (*planfile.CHOICES[Adaptation], Ditto))
-    table = planfile.to_dict(plan_with(pull=0.5))
+    monkeypatch.setitem(file.CHOICES, Adaptation, (*file.CHOICES[Adaptation], Ditto))
+    table = file.to_dict(plan_with(pull=0.5))
     assert table["method"]["adaptation"] == {"kind": "ditto", "pull": 0.5}
-    assert planfile.from_dict(table).method.adaptation == Ditto(pull=0.5)
-    with pytest.raises(planfile.PlanError, match=r"method\.adaptation\.pull = -1\.0: the pull"):
-        planfile.from_dict(planfile.override(table, "method.adaptation.pull=-1"))
+    assert file.from_dict(table).method.adaptation == Ditto(pull=0.5)
+    with pytest.raises(file.PlanError, match=r"method\.adaptation\.pull = -1\.0: the pull"):
+        file.from_dict(file.override(table, "method.adaptation.pull=-1"))

@@ -1,9 +1,11 @@
-"""The shape of the package, held by tests: imports point one way, files stay small, one training loop."""
+"""The shape of the package: imports point one way, one training loop, readers of runs need no torch."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,76 +13,106 @@ import pytest
 import lindt
 
 PACKAGE = Path(lindt.__file__).parent
-FILES = sorted(PACKAGE.rglob("*.py"))
+EXPERIMENTS = PACKAGE.parent / "lindt_experiments"
 
-# From the protocols up to the command line; a module may import from its own layer and from those before it.
-LAYERS = [
-    {"errors", "seeds", "disk", "memory", "sealed", "toml", "attaching"},
-    {"data", "weights", "detection", "aggregators", "robust"},
-    {"fit", "penalties", "intertwining", "models", "metrics"},
-    {"recovery", "adaptations", "environment"},
-    {"methods"},
-    {"plan"},
-    {"problem", "engines.base"},
-    {"parties", "replies", "versions", "alone", "tasks"},
-    {"federation"},
-    {"client", "checkpoint", "records", "references", "planfile"},
-    {"engines", "store"},
-    {"running", "engines.flower_apps", "engines.flower_launch", "presets", "flower"},
-    {"trackers"},
-    {"export", "report"},
-    {"commands"},
-    {"cli"},
-]
+# From the protocols up to the command line: a module imports from its own layer and from those before it.
+LAYERS = {
+    "base": ("errors", "seeds", "resources"),
+    "protocols": ("protocols", "registry"),
+    "data, environment": ("data", "environment"),
+    "plan, client, server": ("plan", "client", "server"),
+    "engines": ("engines",),
+    # Run files can be read and written without torch; the two Flower apps play whole runs.
+    "runs": ("runs", "flower", "engines.flower.apps", "engines.flower.launch"),
+    "readers": ("report", "watch", "trackers"),
+    "command line": ("cli",),
+}
+ORDER = list(LAYERS)
+# Modules of `runs` that import nothing above `errors`: files and their fields, for anyone.
+FILES = {"lindt.runs.files", "lindt.runs.schema", "lindt.runs.sealed"}
 
 
-def layer(module: str) -> int:
-    parts = module.removeprefix("lindt.").split(".")
-    for name in (".".join(parts[:2]), parts[0]):
-        for index, names in enumerate(LAYERS):
-            if name in names:
-                return index
-    raise AssertionError(f"{module} stands in no layer; put it into one")
+def layer(module: str) -> str:
+    name = module.removeprefix("lindt.")
+    found = [
+        (len(prefix), key)
+        for key, prefixes in LAYERS.items()
+        for prefix in prefixes
+        if name == prefix or name.startswith(prefix + ".")
+    ]
+    assert found, f"{module} stands in no layer; put it into one"
+    return max(found)[1]
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def modules(root: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root.parent).with_suffix("").parts
+        yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
 
 
-def imports_at_the_top(path: Path) -> set[str]:
-    """Modules of ours that importing the file imports: what stands inside functions or TYPE_CHECKING is left out."""
+def imported(nodes: Iterable[ast.AST], package: str) -> set[str]:
+    """Modules of a package that these statements import; what stands inside TYPE_CHECKING is none of them."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "lindt":
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            inner = {n for n in names if (PACKAGE.parent / Path(*n.split("."))).with_suffix(".py").exists()}
-            found |= inner or {node.module}
-    return found - {"lindt"}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == package}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            inner = {m for m in whole if (PACKAGE.parent / Path(*m.split("."))).with_suffix(".py").exists()}
+            found |= inner or {str(node.module)}
+    return found
 
 
-@pytest.mark.parametrize("path", [f for f in FILES if module_name(f) != "lindt"], ids=module_name)
-def test_imports_point_one_way(path: Path) -> None:
-    mine = module_name(path)
-    for imported in imports_at_the_top(path):
-        assert layer(imported) <= layer(mine), f"{mine} imports {imported}"
+@pytest.mark.parametrize("name", ORDER)
+def test_a_layer_imports_from_those_before_it_only(name: str) -> None:
+    seen = 0
+    for module, path in modules(PACKAGE):
+        if module == "lindt" or layer(module) != name:
+            continue
+        seen += 1
+        for other in imported(ast.parse(path.read_text()).body, "lindt") - {"lindt"} - FILES:
+            assert ORDER.index(layer(other)) <= ORDER.index(name), f"{module} imports {other}"
+    assert seen
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_a_file_holds_one_idea(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 250
+def test_files_of_a_run_and_their_fields_need_nothing_above_the_base() -> None:
+    for module, path in modules(PACKAGE):
+        if module in FILES:
+            above = imported(ast.parse(path.read_text()).body, "lindt") - FILES
+            assert all(layer(other) == "base" for other in above), f"{module} imports {above}"
+
+
+def test_the_package_knows_of_the_experiments_only_inside_commands() -> None:
+    for module, path in modules(PACKAGE):
+        tree = ast.parse(path.read_text())
+        assert not imported(tree.body, "lindt_experiments"), module
+        if not module.startswith("lindt.cli."):
+            assert not imported(ast.walk(tree), "lindt_experiments"), module
+
+
+def test_imports_among_the_experiments_point_one_way() -> None:
+    order = ["results", "plans", "queue", "tables", "claims", "figures", "reproduce"]
+    below = {"lindt_experiments.tables.titles", "lindt_experiments.tables.paper", "lindt_experiments.tables.sheets"}
+    for module, path in modules(EXPERIMENTS):
+        name = module.split(".")[1] if "." in module else ""
+        for other in imported(ast.parse(path.read_text()).body, "lindt_experiments") - below if name else ():
+            assert order.index(other.split(".")[1]) <= order.index(name), f"{module} imports {other}"
 
 
 def test_there_is_one_training_loop() -> None:
-    callers = [path.name for path in FILES if ".batches(" in path.read_text()]
-    assert callers == ["fit.py"]
+    callers = [module for module, path in modules(PACKAGE) if ".batches(" in path.read_text()]
+    assert callers == ["lindt.client.training"]
 
 
-def test_what_reads_runs_for_people_does_not_import_torch_itself() -> None:
-    for path in (PACKAGE / "report").rglob("*.py"):
-        tree = ast.walk(ast.parse(path.read_text()))
-        names = {a.name for node in tree if isinstance(node, ast.Import) for a in node.names}
-        assert "torch" not in names, path.name
+READERS = [module for module, _ in modules(PACKAGE) if module.startswith(("lindt.report", "lindt.watch"))]
+
+
+@pytest.mark.parametrize("package", ["lindt.report", "lindt.watch"])
+def test_what_reads_runs_never_imports_torch(package: str) -> None:
+    """In a fresh process, whatever they import on the way."""
+    names = [module for module in READERS if module.startswith(package)]
+    code = f"import sys, {', '.join(names)}\nfound = 'torch' in sys.modules\nsys.exit(found)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_every_exported_name_is_there() -> None:
@@ -89,58 +121,3 @@ def test_every_exported_name_is_there() -> None:
         assert getattr(lindt, name).__module__.startswith("lindt.") if name != "METHODS" else lindt.METHODS
     with pytest.raises(AttributeError):
         lindt.nothing  # noqa: B018
-
-
-# The paper's evaluation is a package of its own, above: `lindt` knows of it only where a command is asked for it.
-EXPERIMENTS = PACKAGE.parent / "lindt_experiments"
-EXPERIMENT_FILES = sorted(EXPERIMENTS.glob("*.py"))
-EXPERIMENT_LAYERS = [
-    {"outcomes", "paper", "titles", "sheets", "traces_kept"},
-    {"variants", "worlds", "keys", "work"},
-    {"scales", "catalog"},
-    {"gather", "client_sizes"},
-    {"jobs", "tables", "traces"},
-    {"claims", "figures", "queue", "pages"},
-    {"telling"},
-    {"reproduce", "playing"},
-]
-
-
-def experiment_layer(name: str) -> int:
-    for index, names in enumerate(EXPERIMENT_LAYERS):
-        if {name, name.partition("_")[0]} & names:  # claims_tables stands with claims
-            return index
-    raise AssertionError(f"lindt_experiments.{name} stands in no layer; put it into one")
-
-
-def of_experiments(nodes: Iterable[ast.AST]) -> set[str]:
-    """The modules of lindt_experiments that these statements import; "" is the package itself."""
-    found: set[str] = set()
-    for node in nodes:
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-        if isinstance(node, ast.ImportFrom) and node.module == "lindt_experiments":
-            found |= set(names)
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lindt_experiments."):
-            found.add((node.module or "").split(".")[1])
-        elif isinstance(node, ast.Import):
-            found |= {name.partition(".")[2] for name in names if name.split(".")[0] == "lindt_experiments"}
-    return found
-
-
-@pytest.mark.parametrize("path", [f for f in EXPERIMENT_FILES if f.stem != "__init__"], ids=lambda path: path.stem)
-def test_imports_among_the_experiments_point_one_way(path: Path) -> None:
-    for imported in of_experiments(ast.parse(path.read_text()).body):
-        assert experiment_layer(imported) <= experiment_layer(path.stem), f"{path.stem} imports {imported}"
-
-
-@pytest.mark.parametrize("path", EXPERIMENT_FILES, ids=lambda path: path.stem)
-def test_a_file_of_the_experiments_holds_one_idea(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 250
-
-
-@pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_the_package_knows_nothing_of_the_experiments_but_in_commands(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert not of_experiments(tree.body)
-    if path.parent.name != "commands":
-        assert not of_experiments(ast.walk(tree))

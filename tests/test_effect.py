@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lindt.adaptations import GlobalOnly
-from lindt.federation import federate
-from lindt.plan import Plan
-from lindt.presets import resolve
-from lindt.running import Ended, run_plan
+from lindt.client.adaptations.base import GlobalOnly
+from lindt.plan.plan import Plan
+from lindt.plan.presets import resolve
+from lindt.runs.play import RunEnded, run_plan
+from lindt.server.federation import federate
 
 SEEDS = range(5)
 
@@ -41,7 +41,7 @@ def test_the_control_differs_in_nothing_that_moves_delta() -> None:
 
 def summary_of(plan: Plan, folder: Path, cache: Path) -> dict[str, Any]:
     *_, ended = run_plan(plan, folder, cache=cache)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, RunEnded)
     return ended.summary
 
 

@@ -16,27 +16,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
 
-from lindt import (
-    Detector,
-    PlanError,
-    Problem,
-    RoundResult,
-    RunState,
-    UserError,
-    federate,
-    intertwine,
-    is_negative,
-)
+from lindt import Detector, PlanError, Problem, RoundResult, RunState, UserError, federate, intertwine, is_negative
+from lindt.client.private_models import centralized
 from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
-from lindt.environment.attacks import LabelFlip, ModelReplacement
 from lindt.environment.participation import Sampled
-from lindt.environment.threats import Backdoor, Threat, Until
-from lindt.methods import METHODS
-from lindt.plan import Alone, Plan, Scoring, Training
-from lindt.problem import problem_for
-from lindt.recovery import EveryoneTreated, OnDetection
-from lindt.references import centralized
+from lindt.environment.threats import Backdoor, LabelFlip, ModelReplacement, Threat, Until
+from lindt.plan.methods import METHODS
+from lindt.plan.plan import Alone, Plan, Scoring, Training
+from lindt.plan.problem import problem_for
+from lindt.server.recovery import EveryoneTreated, OnDetection
 
 ALONE = Alone(private=False)  # P_i takes most of the time, and has nothing to do with these tests
 Rounds = list[tuple[RunState, RoundResult]]

@@ -14,20 +14,22 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
 
-from lindt.adaptations import FineTuneHead
+from lindt.client.adaptations.fine_tune_head import FineTuneHead
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.errors import UserError
-from lindt.federation import federate
-from lindt.methods import METHODS, Method
-from lindt.metrics import Accuracy, ClientTally, summarise
-from lindt.parties import check
-from lindt.plan import Alone, Plan
-from lindt.problem import Problem
-from lindt.records import privacy_budget
-from lindt.recovery import OnDetection
-from lindt.running import run_plan
+from lindt.plan.methods import METHODS, Method
+from lindt.plan.metrics import Accuracy
+from lindt.plan.plan import Alone, Plan
+from lindt.plan.problem import Problem
+from lindt.protocols import ClientTally
+from lindt.runs.play import run_plan
+from lindt.runs.summary import privacy_budget
+from lindt.server.checks import check
+from lindt.server.federation import federate
+from lindt.server.recovery import OnDetection
+from lindt.server.scores import summarise
 
 
 def two_layers() -> nn.Module:

@@ -9,19 +9,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lindt.adaptations.base import Context, Loss
-from lindt.data.examples import Examples
+from lindt.client.penalties import NoPenalty
 from lindt.data.partition import Classes
-from lindt.engines.base import Reply, Task
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor
-from lindt.methods import METHODS, Method
-from lindt.models import Linear
-from lindt.penalties import NoPenalty, Penalty
-from lindt.plan import Alone, Data, Plan, Scoring
-from lindt.recovery import OnDetection
+from lindt.plan.methods import METHODS, Method
+from lindt.plan.models import Linear
+from lindt.plan.plan import Alone, Data, Plan, Scoring
+from lindt.protocols import Context, Examples, Loss, Penalty, Reply, Task
+from lindt.server.recovery import OnDetection
 
 
 def tiny(method: str | Method = "fedavg", **changes: object) -> Plan:
@@ -41,7 +39,7 @@ def tiny(method: str | Method = "fedavg", **changes: object) -> Plan:
 
 def tiny_runtime(patience: int = 1, **changes: object) -> Plan:
     """`tiny` with the dual model on the small CNN, switched on by detection after `patience` + 1 rounds."""
-    from lindt.models import SmallCnn
+    from lindt.plan.models import SmallCnn
 
     method = replace(METHODS["runtime"], recovery=OnDetection(epsilon=1e-6, patience=patience))
     return tiny(model=SmallCnn(), method=method, **changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from work import pictures, windows
 
 import lindt
-from lindt.models import Cnn, Lstm
+from lindt.plan.models import Cnn, Lstm
 
 EVALUATED = 1000  # pictures a client
 

@@ -9,15 +9,16 @@ import torch
 from work import BATCH, MAX_NORM, RATE, WINDOW_BATCH, Report, rounds_wanted
 
 from lindt import METHODS, Plan, Problem, federate
+from lindt.client.weights import write
 from lindt.engines.inprocess import InProcess
-from lindt.engines.processes import Processes
-from lindt.environment import Environment, Sampled
-from lindt.federation import RunState, begin, evaluate
-from lindt.memory import keep_memory
-from lindt.models import Cnn, Lstm, parameters_of
-from lindt.plan import Alone, Scoring, Training
-from lindt.problem import first_model
-from lindt.weights import write
+from lindt.engines.processes.engine import Processes
+from lindt.environment import Environment
+from lindt.environment.participation import Sampled
+from lindt.plan.models import Cnn, Lstm, parameters_of
+from lindt.plan.plan import Alone, Scoring, Training
+from lindt.plan.problem import first_model
+from lindt.resources import keep_memory
+from lindt.server.federation import RunState, begin, evaluate
 
 NEVER = 1_000_000
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hosts import BIN, Deployment
 
-from lindt.engines.flower_commands import environment
+from lindt.engines.flower.superlink import environment
 
 HERE = Path(__file__).parent
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import tomli_w
 from certificates import make_certificates, make_node_key
 
-from lindt.engines.flower_commands import end, environment, family, free_port, kill
+from lindt.engines.flower.superlink import end, environment, family, free_port, kill
 
 BIN = Path(sys.executable).parent
 

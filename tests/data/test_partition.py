@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lindt.data import shares
+from lindt.data import partition as shares
 from lindt.data.partition import Balanced, Classes, Dirichlet, Groups, Iid, Partition, Roles, Share, label_counts
 from lindt.errors import PlanError, UserError
 

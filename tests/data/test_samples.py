@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lindt.data.examples import Examples, Listed, Pooled, Rows, as_examples, pool, subset
+from lindt.data.examples import Listed, Pooled, Rows, as_examples, pool, subset
 from lindt.errors import UserError
+from lindt.protocols import Examples
 
 X = torch.arange(20.0).reshape(10, 2)
 Y = torch.arange(10) * 10

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from lindt.data import shakespeare
+from lindt.data.shakespeare import ALPHABET
 from lindt.data.sources import Text
-from lindt.data.windows import ALPHABET
 from lindt.errors import UserError
 
 LEAR = "ACT I.\n\nLear.\nNothing will come of nothing: speak again.\n\nCor.\nUnhappy that I am.\n\nLear.\nSo young?\n"
@@ -103,8 +103,8 @@ def test_what_is_kept_is_checked_when_it_is_read(two_plays: Path, tmp_path: Path
 @pytest.mark.slow
 def test_the_real_plays_and_their_allocations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pip's client finds them; the paper's 66 roles of at least 10,000 windows."""
-    from lindt.presets import resolve
-    from lindt.problem import problem_for
+    from lindt.plan.presets import resolve
+    from lindt.plan.problem import problem_for
 
     monkeypatch.setenv("LINDT_DATA", str(tmp_path))
     shakespeare.fetch(lambda _: None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lindt.commands import data
+from lindt.cli import data
 from lindt.data import shakespeare, sizes
 from lindt.errors import UserError
 

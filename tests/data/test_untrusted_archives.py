@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from untrusted import fed, seeds
 
-from lindt.data import archives, cifar10, mnist, shakespeare, transfer
-from lindt.data.archives import member, opened
-from lindt.data.fetch import keep_arrays, kept_array
+from lindt.data import cifar10, download, mnist, shakespeare
+from lindt.data.download import keep_arrays, kept_array, member, opened
 from lindt.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # numpy and PIL warn of what is odd, and refuse it
@@ -75,11 +74,11 @@ def test_a_header_does_not_take_quadratic_time(tmp_path: Path) -> None:
 
 
 def test_an_archive_does_not_swell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(download, "MOST_BYTES", 1 << 20)
     path = packed(tmp_path / "a.tgz", entry("x", 2 << 20) + bytes(2 << 20))
     with pytest.raises(UserError, match="unpacks to more than 1 MiB"), opened(path):
         pass
-    monkeypatch.setattr(archives, "MOST_MEMBERS", 3)
+    monkeypatch.setattr(download, "MOST_MEMBERS", 3)
     path = packed(tmp_path / "b.tgz", seeds.tar({str(n): b"" for n in range(4)}))
     with pytest.raises(UserError, match="more than 3 members"), opened(path):
         pass
@@ -170,11 +169,11 @@ def test_a_kept_array_is_what_was_kept(tmp_path: Path, content: bytes) -> None:
 
 def test_addresses_and_settings_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LINDT_DATA", str(tmp_path))
-    monkeypatch.setattr(transfer, "PAUSES", ())
+    monkeypatch.setattr(download, "PAUSES", ())
     for address in ("http://[", "http://a:b/c", "http://\x1b[31m"):
-        with pytest.raises(UserError), transfer.archive(address, "sha256", "0" * 64, lambda _: None):
+        with pytest.raises(UserError), download.archive(address, "sha256", "0" * 64, lambda _: None):
             pass
-    assert transfer._settings("global.cert='/a'\n:env:.cert='/b'") == {"cert": "/b"}
+    assert download._settings("global.cert='/a'\n:env:.cert='/b'") == {"cert": "/b"}
     for value in ("(" * 10**4, "(" * 200, "open('x')", "5", "'", "['/a']"):
         with pytest.raises(UserError, match="is no text in quotes"):
-            transfer._settings(f"global.cert={value}")
+            download._settings(f"global.cert={value}")

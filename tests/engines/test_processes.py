@@ -14,17 +14,16 @@ import torch
 from torch.nn.functional import cross_entropy, nll_loss
 from worlds import tiny
 
-from lindt.engines import worker
-from lindt.engines.base import Reply, Task
 from lindt.engines.inprocess import InProcess
-from lindt.engines.processes import Processes
-from lindt.engines.wire import problem_hashes
+from lindt.engines.processes import worker
+from lindt.engines.processes.engine import Processes
+from lindt.engines.processes.wire import problem_hashes
 from lindt.environment import Environment
 from lindt.errors import UserError
-from lindt.federation import begin
-from lindt.plan import Plan
-from lindt.problem import Problem, problem_for
-from lindt.tasks import load_task
+from lindt.plan.plan import Plan
+from lindt.plan.problem import Problem, load_task, problem_for
+from lindt.protocols import Reply, Task
+from lindt.server.federation import begin
 
 SECONDS = 180  # far more than any of these tests takes: after that it hangs
 

@@ -6,16 +6,25 @@ import pytest
 import torch
 from worlds import tiny
 
+from lindt.data.batches import LocalWork
 from lindt.data.examples import Rows
 from lindt.environment import Environment
-from lindt.environment.attacks import AdditiveNoise, Colluding, FreeRider, LabelFlip, ModelReplacement, SignFlip
 from lindt.environment.participation import Sampled
-from lindt.environment.threats import Backdoor, Threat, Until
+from lindt.environment.threats import (
+    AdditiveNoise,
+    Backdoor,
+    Colluding,
+    FreeRider,
+    LabelFlip,
+    ModelReplacement,
+    SignFlip,
+    Threat,
+    Until,
+)
 from lindt.errors import PlanError
-from lindt.federation import begin, federate
-from lindt.fit import LocalWork
-from lindt.planfile import from_dict, to_dict
-from lindt.problem import problem_for
+from lindt.plan.file import from_dict, to_dict
+from lindt.plan.problem import problem_for
+from lindt.server.federation import begin, federate
 
 UPDATE = torch.tensor([3.0, -4.0])  # of length 5
 WORK = LocalWork(Rows(torch.arange(4.0)[:, None], torch.tensor([0, 1, 2, 9]), torch.arange(4)), epochs=1)

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lindt.data.examples import Examples, Listed, Rows
+from lindt.client.training import fit
+from lindt.data.batches import LocalWork
+from lindt.data.examples import Listed, Rows
 from lindt.environment.threats import Backdoor, NextCharacter, NoThreat, Relabelled, Threat, Until
 from lindt.errors import PlanError
-from lindt.fit import LocalWork, fit
+from lindt.protocols import Examples
 
 EVERYTHING_Y = torch.arange(200) % 10  # 20 of each class, over all clients
 EVERYTHING = Rows(torch.arange(200.0)[:, None], EVERYTHING_Y, torch.arange(200))  # x is the row's number

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lindt_experiments.outcomes import Outcome
-from lindt_experiments.paper import printed
+from lindt_experiments.results.outcomes import Outcome
+from lindt_experiments.tables.paper import printed
 
 SEEDS = (0, 1, 2)
 

@@ -13,11 +13,11 @@ from made import against_the_figures, as_in_the_figures, made, metric, papers_ow
 from rich.console import Console
 from typer.testing import CliRunner
 
-from lindt.cli import app
+from lindt.cli.main import app
 from lindt_experiments import reproduce
-from lindt_experiments.claims import CLAIMS, Row, markdown, render, report, summary
-from lindt_experiments.claims_judging import Interval, interval, judge
-from lindt_experiments.outcomes import Outcome, keep, load
+from lindt_experiments.claims.claims import CLAIMS, Row, markdown, render, report, summary
+from lindt_experiments.claims.judging import Interval, interval, judge
+from lindt_experiments.results.outcomes import Outcome, keep, load
 
 TABLES = {claim.id for claim in CLAIMS if claim.made_by.startswith("table")}
 FIGURES = {claim.id for claim in CLAIMS} - TABLES
@@ -231,5 +231,5 @@ def test_the_command_keeps_a_page_of_what_today_s_plans_made(tmp_path: Path, mon
 
 
 def test_torch_is_not_imported() -> None:
-    code = "import sys, lindt_experiments.claims; assert 'torch' not in sys.modules"
+    code = "import sys, lindt_experiments.claims.claims; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

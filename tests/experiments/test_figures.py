@@ -15,12 +15,12 @@ from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from typer.testing import CliRunner
 
-from lindt.cli import app
+from lindt.cli.main import app
 from lindt.errors import UserError
-from lindt_experiments.claims_delta import LIFTED
-from lindt_experiments.figures import draw, names, write
-from lindt_experiments.outcomes import Outcome, keep
-from lindt_experiments.worlds import LIFTED as WORLDS_LIFTED
+from lindt_experiments.claims.delta import LIFTED
+from lindt_experiments.figures.figures import draw, names, write
+from lindt_experiments.plans.worlds import LIFTED as WORLDS_LIFTED
+from lindt_experiments.results.outcomes import Outcome, keep
 
 
 def line(axes: Axes, label: str) -> Line2D:
@@ -210,7 +210,7 @@ def test_the_command(kept: Path, tmp_path: Path) -> None:
 
 def test_neither_torch_nor_pyplot_is_imported(kept: Path, tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from lindt_experiments.figures import write; "
+        "import sys; from pathlib import Path; from lindt_experiments.figures.figures import write; "
         f"write('3', Path({str(kept)!r}), 'cpu', Path({str(tmp_path)!r})); "
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )

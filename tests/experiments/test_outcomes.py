@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lindt.errors import UserError
-from lindt_experiments.outcomes import Outcome, find, keep, load
+from lindt_experiments.results.outcomes import Outcome, find, keep, load
 
 
 def outcome(rounds: int = 4, **changes: Any) -> Outcome:
@@ -141,5 +141,6 @@ def test_an_unknown_scale_is_refused(tmp_path: Path) -> None:
 
 
 def test_reading_outcomes_does_not_import_torch() -> None:
-    code = "import sys, lindt_experiments.outcomes, lindt_experiments.sheets; sys.exit('torch' in sys.modules)"
+    names = "lindt_experiments.results.outcomes, lindt_experiments.tables.sheets"
+    code = f"import sys, {names}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

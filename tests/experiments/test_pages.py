@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from made import made
 
-from lindt_experiments.catalog import EXHIBITS
-from lindt_experiments.gather import Origin
-from lindt_experiments.keys import content_key
-from lindt_experiments.outcomes import Outcome
-from lindt_experiments.pages import is_current, page_of, write_page
-from lindt_experiments.scales import plan_for, reduced
-from lindt_experiments.sheets import Sheet, as_markdown, ours, papers
-from lindt_experiments.tables import betas
+from lindt_experiments.plans.catalog import EXHIBITS
+from lindt_experiments.plans.keys import content_key
+from lindt_experiments.plans.scales import plan_for, reduced
+from lindt_experiments.queue.gather import Origin
+from lindt_experiments.results.outcomes import Outcome
+from lindt_experiments.tables.pages import is_current, page_of, write_page
+from lindt_experiments.tables.sheets import Sheet, as_markdown, ours, papers
+from lindt_experiments.tables.tables import betas
 
 
 def current(method: str, seed: int = 0, task: str = "cifar", world: str = "nfl", **scores: float) -> Outcome:

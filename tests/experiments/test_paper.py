@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from lindt.data.sizes import SCHEMES
-from lindt_experiments.paper import CLIENT_SIZES, one, printed
+from lindt_experiments.tables.paper import CLIENT_SIZES, one, printed
 
 
 def test_every_number_is_there() -> None:

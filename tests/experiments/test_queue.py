@@ -14,17 +14,17 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from lindt.models import Linear
-from lindt.plan import Alone, Scoring
-from lindt_experiments import scales
-from lindt_experiments.catalog import Cell
-from lindt_experiments.gather import Origin
-from lindt_experiments.jobs import Job, jobs_for, take_up, to_play
-from lindt_experiments.outcomes import load
-from lindt_experiments.queue import _next, play_all
+from lindt.plan.models import Linear
+from lindt.plan.plan import Alone, Scoring
+from lindt_experiments.plans import scales
+from lindt_experiments.plans.catalog import Cell
+from lindt_experiments.plans.scales import SIZES, plan_for
+from lindt_experiments.queue.gather import Origin
+from lindt_experiments.queue.jobs import Job, jobs_for, take_up, to_play
+from lindt_experiments.queue.progress import Bar
+from lindt_experiments.queue.queue import _next, play_all
 from lindt_experiments.reproduce import Request, dry_run, reproduce
-from lindt_experiments.scales import SIZES, plan_for
-from lindt_experiments.telling import Bar
+from lindt_experiments.results.outcomes import load
 
 NFL, LINDT, SIGMA, IID = (
     Cell("cifar", "nfl", "fedavg"),

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from lindt.cli import app
-from lindt_experiments.catalog import EXHIBITS, cells_of, named
-from lindt_experiments.outcomes import load
+from lindt.cli.main import app
+from lindt_experiments.plans.catalog import EXHIBITS, cells_of, named
+from lindt_experiments.results.outcomes import load
 
 
 def start(folder: Path, *arguments: str, cache: Path) -> subprocess.Popen[str]:

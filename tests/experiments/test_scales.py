@@ -7,23 +7,25 @@ from typing import Any
 
 import pytest
 
-from lindt import presets
-from lindt.adaptations import Dual, FineTuneHead, Separate
-from lindt.aggregators import TrimmedMean
+from lindt.client.adaptations.dual import Dual
+from lindt.client.adaptations.fine_tune_head import FineTuneHead
+from lindt.client.adaptations.separate import Separate
 from lindt.data.partition import Balanced, Classes, Iid
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor, NoThreat, Until
 from lindt.errors import UserError
-from lindt.methods import METHODS
-from lindt.plan import Alone, Plan, Scoring
-from lindt.planfile import from_dict, to_dict
-from lindt.recovery import EveryoneTreated, OnDetection, Persist, QuietRounds
-from lindt_experiments.catalog import EXHIBITS, cells_of, named
-from lindt_experiments.keys import ADDED, content_key, private_group
-from lindt_experiments.outcomes import SCALES
-from lindt_experiments.scales import SIZES, plan_for, reduced
-from lindt_experiments.worlds import WORLDS
+from lindt.plan import presets
+from lindt.plan.file import from_dict, to_dict
+from lindt.plan.methods import METHODS
+from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.server.aggregation import TrimmedMean
+from lindt.server.recovery import EveryoneTreated, OnDetection, Persist, QuietRounds
+from lindt_experiments.plans.catalog import EXHIBITS, cells_of, named
+from lindt_experiments.plans.keys import ADDED, content_key, private_group
+from lindt_experiments.plans.scales import SIZES, plan_for, reduced
+from lindt_experiments.plans.worlds import WORLDS
+from lindt_experiments.results.outcomes import SCALES
 
 
 def paper(task: str, world: str = "nfl", method: str = "fedavg", seed: int = 0) -> Plan:

@@ -11,20 +11,20 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import FancyArrowPatch
 from typer.testing import CliRunner
 
-from lindt.cli import app
+from lindt.cli.main import app
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.errors import UserError
-from lindt.federation import federate
-from lindt.models import Linear
-from lindt.plan import Training
-from lindt.problem import Problem
-from lindt_experiments import traces
-from lindt_experiments.figures import write
-from lindt_experiments.figures_style import BLUE, ORANGE, VERMILION
-from lindt_experiments.figures_traces import draw_traces, traces_for
-from lindt_experiments.traces import axes_of, centralized, plan_for, played, reproduce, turns
-from lindt_experiments.traces_kept import PANELS, Traces, keep, load
+from lindt.plan.models import Linear
+from lindt.plan.plan import Training
+from lindt.plan.problem import Problem
+from lindt.server.federation import federate
+from lindt_experiments.figures import record_traces
+from lindt_experiments.figures.figures import write
+from lindt_experiments.figures.record_traces import axes_of, centralized, plan_for, played, reproduce, turns
+from lindt_experiments.figures.style import BLUE, ORANGE, VERMILION
+from lindt_experiments.figures.traces import draw_traces, traces_for
+from lindt_experiments.results.traces import PANELS, Traces, keep, load
 
 pytestmark = pytest.mark.slow  # five small federations are played
 
@@ -41,7 +41,7 @@ def panels(results: Path) -> dict[str, Traces]:
     return {one.panel: one for one in load(results, "smoke")}
 
 
-def small(batch: int) -> tuple[traces.Plan, Problem]:
+def small(batch: int) -> tuple[record_traces.Plan, Problem]:
     """Four clients of eight samples each, a linear model, everyone answers."""
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(4, 16, 6, generator=draw), torch.randint(3, (4, 16), generator=draw)
@@ -128,7 +128,7 @@ def test_what_was_played_is_not_played_again(results: Path, monkeypatch: pytest.
     def never(*_: object) -> Traces:
         raise AssertionError("played again")
 
-    monkeypatch.setattr(traces, "traced", never)
+    monkeypatch.setattr(record_traces, "traced", never)
     assert reproduce("smoke", 0, results) == results / "traces-smoke.jsonl"
     said: list[str] = []
     with pytest.raises(AssertionError, match="played again"):
@@ -178,7 +178,9 @@ def test_the_figure_s_files(results: Path, tmp_path: Path) -> None:
 
 def test_the_command_plays_each_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int, Path]] = []
-    monkeypatch.setattr(traces, "reproduce", lambda scale, seed, folder, say: asked.append((scale, seed, folder)))
+    monkeypatch.setattr(
+        record_traces, "reproduce", lambda scale, seed, folder, say: asked.append((scale, seed, folder))
+    )
     common = ["--scale", "smoke", "--results", str(tmp_path), "--runs", str(tmp_path / "runs")]
     said = CliRunner().invoke(app, ["reproduce", "figure1", "--seeds", "2", *common], catch_exceptions=False)
     assert asked == [("smoke", 0, tmp_path), ("smoke", 1, tmp_path)]

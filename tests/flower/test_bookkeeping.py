@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from lindt.flower.bookkeeping import Bookkeeping
+from lindt.flower.recorder import RunRecorder
 
 
 def test_numbering_many_nodes_takes_linear_time() -> None:
-    books, nodes = Bookkeeping(None), [2**60 + 3 * i for i in range(20_000)]
+    books, nodes = RunRecorder(None), [2**60 + 3 * i for i in range(20_000)]
     began = time.process_time()
     books.ask(1, nodes, nodes)
     books.ask(2, nodes[::-1], nodes)

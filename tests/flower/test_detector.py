@@ -15,7 +15,7 @@ from small_apps import arrays, heard, pushing
 
 from lindt.errors import PlanError, UserError
 from lindt.flower import NFLDetector
-from lindt.recovery import QuietRounds
+from lindt.server.recovery import QuietRounds
 
 APART = pushing([3, 4], [-3, -4], [0, 0])  # around their mean, 0: distances 5, 5, 0
 ZERO = {"w": [0.0, 0.0]}

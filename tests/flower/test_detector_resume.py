@@ -27,10 +27,9 @@ from small_apps import arrays, heard, pushing
 from lindt.errors import UserError
 from lindt.flower import NFLDetector
 from lindt.flower.checkpoint import load_newest
-from lindt.flower.orders import Report
-from lindt.report.kept_plan import method_words, repeat_command
-from lindt.report.reading import read_run
-from lindt.report.shapes import ABOUT, ROUND, SUMMARY, fits
+from lindt.flower.protocol import ClientReport
+from lindt.report.reading import method_words, read_run, repeat_command
+from lindt.runs.schema import ABOUT, ROUND, SUMMARY, fits
 
 ZERO = {"w": [0.0, 0.0]}
 NODES = 6
@@ -42,7 +41,9 @@ def drifting(message: Message, context: Context) -> Message:
     if message.metadata.message_type == "evaluate":
         reply = Message(RecordDict({"m": MetricRecord({"num-examples": 4, "acc": 0.5})}), reply_to=message)
         if i < 2:
-            Report(f"ward-{i}", 4, central=2.0, local=2.0 + i, private=3.0, wins=i, losses=1).attach(reply.content)
+            ClientReport(f"ward-{i}", 4, central=2.0, local=2.0 + i, private=3.0, wins=i, losses=1).attach(
+                reply.content
+            )
         return reply
     rng = np.random.default_rng([i, int(config["server-round"])])
     w = message.content["arrays"]["w"].numpy() + rng.normal(0, 1, 2).astype(np.float32)

@@ -21,11 +21,11 @@ from flwr.serverapp import strategy as flower
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from small_apps import arrays, heard, pushing
 
-from lindt.detection import divergence
 from lindt.errors import UserError
 from lindt.flower import NFLDetector
+from lindt.flower.measure import ProbeStrategy
 from lindt.flower.replies import weights_of
-from lindt.flower.taps import Tap
+from lindt.server.detection.divergence import divergence
 
 K, P = 8, 40
 NAMES = frozenset({"w", "b"})
@@ -166,7 +166,7 @@ def test_the_dp_wrapper_stays_the_users_own_object() -> None:
     inner = wrapper.strategy
     again = NFLDetector(wrapper, 1.0, 9)  # taps are not piled up
     assert wrapper.strategy is inner
-    assert isinstance(inner, Tap)
+    assert isinstance(inner, ProbeStrategy)
     assert isinstance(inner.strategy, FedAvg)
     play(again, "DP adaptive", rounds=1)
 

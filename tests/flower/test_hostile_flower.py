@@ -1,4 +1,4 @@
-"""What the rules of lindt/replies.py do to answers over Flower, beside the cases of test_engine_flower.py."""
+"""What the rules of server/updates.py do to answers over Flower, beside the cases of test_engine_flower.py."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lindt.adaptations.base import first_private
+from lindt.client.adaptations.base import initial_private
+from lindt.client.dual_model import intertwine
 from lindt.errors import PlanError, UserError
 from lindt.flower import LindtMod, NFLDetector
-from lindt.flower.arrays import fill
-from lindt.intertwining import intertwine
+from lindt.flower.arrays import load_arrays
 
 CLIENTS = 4
 SHAPES = {"0.weight": (16, 2), "0.bias": (16,), "2.weight": (2, 16), "2.bias": (2,)}
@@ -161,23 +161,23 @@ def test_one_round_by_hand(grid: FakeGrid, tmp_path: Path) -> None:
     sent = ArrayRecord(shared.state_dict())
     app, context = own_app([mod(tmp_path, batch=40)]), context_of(grid)
     reply = app(ordered(grid, "train", sent, 1), context)
-    private = first_private(shared, "copy")
+    private = initial_private(shared, "copy")
     optimizer = sgd([*shared.parameters(), *private.parameters()])
     intertwine(shared, private).joint_loss(cross_entropy, *samples(context, "train")).backward()
     optimizer.step()
-    back = fill(net(), reply.content["arrays"])
+    back = load_arrays(net(), reply.content["arrays"])
     for mine, theirs in zip(shared.parameters(), back.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
     predict = mod(tmp_path, batch=40).predictor(ordered(grid, "evaluate", sent, 1), context)
     x = samples(context, "test")[0]
-    fresh = fill(net(), sent)
+    fresh = load_arrays(net(), sent)
     torch.testing.assert_close(predict(x), intertwine(fresh, private)(x)[1])
 
 
 def test_v_goes_on_from_round_to_round_through_restarts(grid: FakeGrid, tmp_path: Path) -> None:
     torch.manual_seed(3)
     first, second, context = net(), net(), context_of(grid)  # w as received in the two rounds
-    private = first_private(first, "copy")
+    private = initial_private(first, "copy")
 
     def play_round(round: int, w: nn.Module) -> Message:
         app = own_app([mod(tmp_path, batch=40)])  # a new process has a new app
@@ -186,7 +186,10 @@ def test_v_goes_on_from_round_to_round_through_restarts(grid: FakeGrid, tmp_path
     play_round(1, first)
     replies = [play_round(2, second) for _ in range(2)]  # the second time after the server has lost it
     assert bytes_of(replies[0]) == bytes_of(replies[1])
-    for w in (fill(net(), ArrayRecord(first.state_dict())), fill(net(), ArrayRecord(second.state_dict()))):
+    for w in (
+        load_arrays(net(), ArrayRecord(first.state_dict())),
+        load_arrays(net(), ArrayRecord(second.state_dict())),
+    ):
         optimizer = sgd([*w.parameters(), *private.parameters()])
         intertwine(w, private).joint_loss(cross_entropy, *samples(context, "train")).backward()
         optimizer.step()
@@ -232,7 +235,7 @@ def test_beta_is_reported_by_each_client(grid: FakeGrid, tmp_path: Path) -> None
     reply = app(ordered(grid, "evaluate", sent, 1, recovering=False), context)
     metrics = reply.content["metrics"]
     x, y = samples(context, "test")
-    accuracy = float((fill(net(), sent)(x).argmax(1) == y).float().mean())
+    accuracy = float((load_arrays(net(), sent)(x).argmax(1) == y).float().mean())
     assert metrics["lindt-central"] == metrics["lindt-local"] == pytest.approx(accuracy)
     assert metrics["lindt-beta"] == pytest.approx(metrics["lindt-local"] - metrics["lindt-private"])
     assert metrics["lindt-private"] > 0.8

@@ -14,16 +14,16 @@ import torch
 from torch import nn
 
 from lindt.errors import PlanError, UserError
-from lindt.flower.orders import Order
-from lindt.flower.vault import Vault, default_folder
+from lindt.flower.client_store import ClientStore, default_folder
+from lindt.flower.protocol import Instruction
 
 
-def order(round: int, *, session: str = "s", since: int = 0, keep: int = 0) -> Order:
-    return Order("exp", session, since, round, keep, True)
+def order(round: int, *, session: str = "s", since: int = 0, keep: int = 0) -> Instruction:
+    return Instruction("exp", session, since, round, keep, True)
 
 
-def vault(folder: Path, experiment: str = "exp", client: str = "0") -> Vault:
-    found = Vault(folder, experiment, client)
+def vault(folder: Path, experiment: str = "exp", client: str = "0") -> ClientStore:
+    found = ClientStore(folder, experiment, client)
     found.open()
     return found
 
@@ -34,7 +34,7 @@ def model(value: float, width: int = 2) -> nn.Module:
     return made
 
 
-def value_in(kept: Vault, up_to: int) -> float | None:
+def value_in(kept: ClientStore, up_to: int) -> float | None:
     found = model(0.0)
     return float(found.weight.detach()[0, 0]) if kept.read(found, up_to=up_to) else None
 

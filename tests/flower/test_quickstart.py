@@ -132,7 +132,7 @@ def pid_at(address: tuple[str, int] | None) -> int:
 def test_on_flowers_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`flwr run` as a user calls it, with Ray; the SuperLink is killed on the way, the app started again goes on."""
     pytest.importorskip("ray")
-    from lindt.engines.flower_commands import family, kill, simulating
+    from lindt.engines.flower.superlink import family, kill, simulating
 
     monkeypatch.setenv("LINDT_PRIVATE", str(tmp_path / "private"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

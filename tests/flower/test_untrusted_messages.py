@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from untrusted import fed, seeds
 
-from lindt.engines.base import Task
-from lindt.engines.flower_scores import Expected, notes_of, tally_of
-from lindt.engines.flower_wire import Session, failed, pack_tasks, unpack_tasks
+from lindt.engines.flower.wire import EngineSession, ScoreFormat, failed, notes_of, pack_tasks, tally_of, unpack_tasks
 from lindt.flower import NFLDetector
-from lindt.flower.npy import values_of
-from lindt.flower.orders import Report
-from lindt.metrics import EXACT, METRICS, MeanOf, paired_p_value
+from lindt.flower.arrays import values_of
+from lindt.flower.protocol import ClientReport
+from lindt.plan.metrics import METRICS, MeanOf
+from lindt.protocols import Task
+from lindt.server.scores import EXACT, paired_p_value
 
 node, orders = fed("task")
 server, answers = fed("reply")
@@ -89,7 +89,7 @@ TALLY: dict[str, Any] = {
     "samples": 10, "central": [5.0, 10.0], "local": [5.0, 10.0], "private": [5.0, 10.0], "wins": 1, "losses": 1,
     "attack_chances": 0, "attack_central": 0, "attack_local": 0,
 }  # fmt: skip
-EXPECTED = Expected(METRICS["accuracy"], 2, frozenset({0}))
+EXPECTED = ScoreFormat(METRICS["accuracy"], 2, frozenset({0}))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_tally_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
 
 
 def test_sums_of_other_metrics() -> None:
-    f1, own = Expected(METRICS["macro_f1"], 4, frozenset()), Expected(MeanOf(lambda x, y: x), 2, frozenset())
+    f1, own = ScoreFormat(METRICS["macro_f1"], 4, frozenset()), ScoreFormat(MeanOf(lambda x, y: x), 2, frozenset())
     table = TALLY | {"private": None, "central": [3.0, 1.0, 2.0, 4.0], "local": [3.0, 1.0, 2.0, 4.0]}
     assert tally_of(table, 0, f1).samples == 10
     with pytest.raises(ValueError, match="no value"):
@@ -137,7 +137,7 @@ def test_who_claims_a_billion_samples_holds_up_nobody() -> None:
 
 def report(**changes: Any) -> RecordDict:
     content = RecordDict()
-    Report("a", 4, 3.0, 3.0, 2.0, 1, 0).attach(content)
+    ClientReport("a", 4, 3.0, 3.0, 2.0, 1, 0).attach(content)
     content["lindt"] = ConfigRecord(dict(content.config_records["lindt"]) | changes)
     return content
 
@@ -155,11 +155,11 @@ def report(**changes: Any) -> RecordDict:
     ],
 )
 def test_a_report_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    found = Report.detach(report())
+    found = ClientReport.detach(report())
     assert found is not None
     assert found.beta == 0.25
     with pytest.raises(ValueError):
-        Report.detach(report(**changes))
+        ClientReport.detach(report(**changes))
 
 
 def play(odd: RecordDict | None, tested: RecordDict | None = None) -> tuple[NFLDetector, Any]:
@@ -226,4 +226,4 @@ def test_what_clients_say_steers_no_terminal_and_no_task_comes_twice() -> None:
     assert failed(task, "no\x1b[2J\n way\x00!").fault == "no [2J way !"
     for tasks in ([task, task], [task, Task("train", "ab", 4, 1, seeds.W, seeds.BUFFERS, False), task]):
         with pytest.raises(ValueError, match="twice for one"):
-            unpack_tasks(pack_tasks(tasks, Session("cd")))
+            unpack_tasks(pack_tasks(tasks, EngineSession("cd")))

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 from worlds import tiny_runtime
 
-from lindt.adaptations import Apfl, Dual, FineTuneHead
-from lindt.federation import federate
-from lindt.methods import METHODS, Method
+from lindt.client.adaptations.apfl import Apfl
+from lindt.client.adaptations.dual import Dual
+from lindt.client.adaptations.fine_tune_head import FineTuneHead
+from lindt.plan.methods import METHODS, Method
+from lindt.server.federation import federate
 
 GOLDEN = Path(__file__).with_name("golden.json")
 VARIANTS: dict[str, Method] = {

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
 
-from lindt import presets
-from lindt.report import sessions
+from lindt.cli import execution
+from lindt.plan import presets
 from lindt.report.labels import ATTACKER, BENIGN, draw_labels, label_figure
 
 
@@ -120,10 +120,10 @@ def test_neither_torch_nor_pyplot_is_imported() -> None:
 
 
 def test_a_table_of_many_clients_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "MOST_ROWS", 3)
+    monkeypatch.setattr(execution, "MOST_ROWS", 3)
     said = io.StringIO()
-    session = sessions.Session(Console(file=said, width=120))
-    sessions.describe_data(session, presets.resolve("digits-nfl"), tmp_path / "labels.png")
+    session = execution.CommandContext(Console(file=said, width=120))
+    execution.describe_data(session, presets.resolve("digits-nfl"), tmp_path / "labels.png")
     text = said.getvalue()
     assert "20 clients" in text
     assert "and 17 clients more; --json lists all" in text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lindt
-from lindt.report.document import empty_page
+from lindt.report.page import empty_page
 
 SOURCE = Path(lindt.__file__).parent / "report" / "page"
 

@@ -12,7 +12,7 @@ import pytest
 from folders import about, line, mended, write_run
 
 from lindt.errors import UserError
-from lindt.report import lines as lines_module
+from lindt.report import reading as lines_module
 from lindt.report.reading import Reader, find_runs, read_run
 
 
@@ -36,7 +36,7 @@ def test_the_lock_tells_a_running_run_from_a_crashed_one(tmp_path: Path) -> None
 
 def test_a_run_can_start_while_it_is_looked_at(tmp_path: Path) -> None:
     """A reader holds the lock for an instant; whoever wants to work on the run waits that out."""
-    from lindt.store import Store
+    from lindt.runs.store import Store
 
     folder = write_run(tmp_path / "run", mended(), ended=False)
     reader = (folder / "lock").open()

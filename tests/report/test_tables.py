@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from lindt.report.tables import comparison
-from lindt.report.words import points
+from lindt.report.verdict import points
 
 SUMMARY = {
     "central": 0.8312, "local": 0.949, "private": 0.89, "beta": 0.059, "harmed": 12, "clearly_harmed": 7,

@@ -13,11 +13,10 @@ from rich.console import Console
 from untrusted import fed
 
 from lindt.errors import UserError
-from lindt.report.payload import whole_run
+from lindt.report.payload import privacy_spent, whole_run
 from lindt.report.reading import read_run
-from lindt.report.showing import show
-from lindt.report.spending import spent
-from lindt.store import Store, read_lines
+from lindt.report.terminal import show
+from lindt.runs.store import Store, read_lines
 
 target, runs = fed("run")
 go_on, _ = fed("store")
@@ -54,7 +53,7 @@ def test_the_plan_names_no_other_field_than_a_statistic(tmp_path: Path) -> None:
     method["recovery"]["statistic"] = "asked"  # a list in each line
     run = read_run(write_run(tmp_path, mended(), the_plan=plan(method=method)))
     show(Console(file=io.StringIO()), run)
-    assert whole_run(run, "a", spent(run))["rule"]["statistic"] == "delta"
+    assert whole_run(run, "a", privacy_spent(run))["rule"]["statistic"] == "delta"
 
 
 @pytest.mark.parametrize("text", ["a." * 10**5 + "a = 1", f"seed = 0x{'f' * 5000}", "a = " + "[" * 10**5])
@@ -63,7 +62,7 @@ def test_a_plan_that_cannot_be_read_is_left_out(tmp_path: Path, text: str) -> No
     (folder / "plan.toml").write_text(text)
     run = read_run(folder)
     assert run.said == ("plan.toml is damaged and was left out",)
-    assert whole_run(run, "a", spent(run))["method"] == "?"
+    assert whole_run(run, "a", privacy_spent(run))["method"] == "?"
 
 
 def test_lines_that_are_none_do_not_resume(tmp_path: Path) -> None:

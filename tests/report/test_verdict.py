@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from folders import about, line, mended, method, plan, scores, summary, write_run
 
-from lindt.report.kept_plan import group_of, method_words, repeat_command
-from lindt.report.reading import read_run
+from lindt.report.reading import group_of, method_words, read_run, repeat_command
 from lindt.report.verdict import Verdict, verdict
 
 SICK, WELL = scores([-0.3, -0.2, 0.05]), scores([0.02, 0.1, 0.2])

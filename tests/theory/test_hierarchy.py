@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lindt.detection import divergence
+from lindt.server.detection.divergence import divergence
 
 
 def edges(seed: int, K: int, E: int) -> tuple[Tensor, list[Tensor], Tensor]:
@@ -49,7 +49,7 @@ def test_sums_and_sums_of_squares_give_the_root_mean_square_in_one_pass(seed: in
 
 def test_a_trimmed_mean_of_trimmed_means_is_another_number() -> None:
     """Order statistics do not add up: 1, 2, 9 and 3, 4, 5 have trimmed means 2 and 4, all six have 3.5."""
-    from lindt.aggregators import TrimmedMean
+    from lindt.server.aggregation import TrimmedMean
 
     left, right = torch.tensor([[1.0], [2.0], [9.0]]), torch.tensor([[3.0], [4.0], [5.0]])
     join = TrimmedMean(0.2)

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lindt.aggregators import Aggregator, Mean, Median
-from lindt.detection import Divergence, distances, divergence, measure
 from lindt.environment.privacy import Gaussian
-from lindt.robust import GeometricMedian, Krum
+from lindt.protocols import Aggregator, Divergence
+from lindt.server.aggregation import GeometricMedian, Krum, Mean, Median
+from lindt.server.detection.divergence import distances, divergence, measure
 
 INF = float("inf")
 ROOM = 1e-4  # of rounding, in float32

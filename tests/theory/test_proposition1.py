@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lindt.detection import delta_of, divergence
+from lindt.server.detection.divergence import delta_of, divergence
 
 
 @pytest.fixture(autouse=True, scope="module")

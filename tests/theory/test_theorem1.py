@@ -14,7 +14,7 @@ import torch
 from test_proposition1 import Federation, gaussian, one_thread  # noqa: F401 (a fixture: takes effect by name)
 from torch import Tensor
 
-from lindt.detection import delta_of, divergence
+from lindt.server.detection.divergence import delta_of, divergence
 
 EPSILON = 0.1  # the paper's
 ROUNDS = 300

@@ -17,9 +17,9 @@ from worlds import tiny
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
-from lindt.plan import Alone, Plan, Scoring
-from lindt.planfile import to_dict
-from lindt.store import Store
+from lindt.plan.file import to_dict
+from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.runs.store import Store
 
 HERE = Path(__file__).parent
 

@@ -16,16 +16,15 @@ from fuzz_ground import told
 from google.protobuf.message import DecodeError
 from torch import nn
 
-from lindt.engines.base import Task
-from lindt.engines.flower_scores import Expected
-from lindt.engines.flower_wire import unpack_replies, unpack_tasks
-from lindt.flower.arrays import fill
-from lindt.flower.bookkeeping import Bookkeeping
-from lindt.flower.incoming import order_of, penalty_of, record_of
-from lindt.flower.orders import reports_of
-from lindt.flower.replies import agreeing, sift
-from lindt.metrics import METRICS, summarise
-from lindt.replies import scored, stack
+from lindt.engines.flower.wire import ScoreFormat, unpack_replies, unpack_tasks
+from lindt.flower.arrays import load_arrays
+from lindt.flower.protocol import instruction_of, penalty_of, record_of, reports_of
+from lindt.flower.recorder import RunRecorder
+from lindt.flower.replies import consistent_replies, validate_replies
+from lindt.plan.metrics import METRICS
+from lindt.protocols import Task
+from lindt.server.scores import summarise
+from lindt.server.updates import collect_scores, collect_updates
 
 
 def task(data: bytes) -> None:
@@ -36,8 +35,8 @@ def task(data: bytes) -> None:
     with suppress(ValueError):
         unpack_tasks(message.content)
     with told():
-        order = order_of(message)
-        fill(nn.Linear(2, 1), record_of(message))
+        order = instruction_of(message)
+        load_arrays(nn.Linear(2, 1), record_of(message))
         if order is not None:
             penalty_of(message)
 
@@ -47,14 +46,14 @@ def reply(data: bytes) -> None:
     message = _message(data)
     if message is None:
         return
-    expected = Expected(METRICS["accuracy"], 2, frozenset({0}))
+    expected = ScoreFormat(METRICS["accuracy"], 2, frozenset({0}))
     honest = [_message(one) for one in _good()]  # anew each time: strategies change what they are given
     for kind, good in (("train", honest[0]), ("evaluate", honest[1])):
         asked = [Task(kind, "ab", i, 3, seeds.W, seeds.BUFFERS, True) for i in (0, 0)]  # type: ignore[arg-type]
         back = [*unpack_replies(message, asked[:1], expected), *unpack_replies(good, asked[1:], expected)]
-        stack([back[0]], {0}, 3, seeds.W, seeds.BUFFERS, 2)
+        collect_updates([back[0]], {0}, 3, seeds.W, seeds.BUFFERS, 2)
         if kind == "evaluate":
-            found = {i: one.tally for i, one in enumerate(back) if scored([one], {0}, 3, expected.metric)}
+            found = {i: one.tally for i, one in enumerate(back) if collect_scores([one], {0}, 3, expected.metric)}
             scores = summarise(found, expected.metric, counted=frozenset(found), alphas=dict.fromkeys(found, 1.0))
             json.dumps(scores.central, allow_nan=False)
     _strategy(message, [one for one in honest[3:5] if one is not None])
@@ -63,14 +62,14 @@ def reply(data: bytes) -> None:
 def _strategy(message: Message, honest: list[Message]) -> None:
     """The same for Flower's own strategy under the detector."""
     trained, tested = honest
-    books = Bookkeeping(None)
+    books = RunRecorder(None)
     message.metadata.__dict__["_src_node_id"] = 99
-    sifted = sift([message, trained, trained], seeds.weights(), "num-examples", clipping=True)
+    sifted = validate_replies([message, trained, trained], seeds.weights(), "num-examples", clipping=True)
     arrays, _ = FedAvg().aggregate_train(1, sifted.passed)
     assert arrays is not None
     assert all(torch.isfinite(torch.as_tensor(one.numpy())).all() for one in arrays.values())
     reports, _ = reports_of([message, tested])
-    FedAvg().aggregate_evaluate(1, agreeing([message, tested, tested], "num-examples")[0])
+    FedAvg().aggregate_evaluate(1, consistent_replies([message, tested, tested], "num-examples")[0])
     json.dumps([vars(scores) for scores in [books.scored(1, reports)] if scores], allow_nan=False, default=vars)
 
 

@@ -21,19 +21,17 @@ from PIL import Image
 from safetensors.torch import save
 
 from lindt.data.shakespeare import PROJECT, VERSION
-from lindt.engines.base import Reply, Task
-from lindt.engines.flower_wire import Session, pack_replies, pack_tasks
+from lindt.engines.flower.wire import EngineSession, pack_replies, pack_tasks
 from lindt.environment import Environment
 from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor, Until
-from lindt.flower.orders import Order, Report
-from lindt.methods import METHODS
-from lindt.metrics import ClientTally
-from lindt.plan import Plan
-from lindt.planfile import to_dict
-from lindt.presets import FOLDER
-from lindt.sealed import seal
-from lindt.weights import Buffers
+from lindt.flower.protocol import ClientReport, Instruction
+from lindt.plan.file import to_dict
+from lindt.plan.methods import METHODS
+from lindt.plan.plan import Plan
+from lindt.plan.presets import FOLDER
+from lindt.protocols import Buffers, ClientTally, Reply, Task
+from lindt.runs.sealed import seal
 
 CUT = b"\n=====\n"  # between the files of a run
 FILES = ("run.json", "plan.toml", "rounds.jsonl", "timing.jsonl", "summary.json")
@@ -163,9 +161,9 @@ def weights(**values: Any) -> ArrayRecord:
 
 def tasks() -> list[bytes]:
     task = Task("train", "ab", 0, 3, W, BUFFERS, True, 1)
-    ours = wire(pack_tasks([task], Session("cd", 2)))
+    ours = wire(pack_tasks([task], EngineSession("cd", 2)))
     ordered = Message(RecordDict({"arrays": weights(), "config": ConfigRecord({"proximal-mu": 0.1})}), 7, "train")
-    Order("exp", "ses", 0, 3, 1, True).put(ordered)
+    Instruction("exp", "ses", 0, 3, 1, True).put(ordered)
     return [ours, wire(ordered.content)]
 
 
@@ -176,7 +174,7 @@ def replies() -> list[bytes]:
     metrics = MetricRecord({"num-examples": 5, "train_loss": 0.5})
     trained = RecordDict({"arrays": weights(), "metrics": metrics})
     tested = RecordDict({"metrics": MetricRecord({"num-examples": 5, "accuracy": 0.5})})
-    Report("a", 4, 3.0, 3.0, 2.0, 1, 0).attach(tested)
+    ClientReport("a", 4, 3.0, 3.0, 2.0, 1, 0).attach(tested)
     greeting = ConfigRecord({"about": json.dumps({"held": [0], "clients": 2, "parameters": 3})})
     contents = [*(pack_replies([reply]) for reply in ours), trained, tested, RecordDict({"clients": greeting})]
     return [*(wire(content) for content in contents), wire(Error(1, "it failed"))]

@@ -27,23 +27,22 @@ from fuzz_ground import FOLDER, told, written
 from fuzz_messages import reply, task
 from rich.console import Console
 
-from lindt.checkpoint import load_checkpoint
-from lindt.data import cifar10, mnist, shakespeare, transfer
-from lindt.data.fetch import kept_array
-from lindt.data.plays import SAME, roles_of
-from lindt.flower.npy import values_of
-from lindt.flower.vault import Vault
-from lindt.planfile import from_dict, from_toml, override, to_dict
-from lindt.report.document import page_with
-from lindt.report.payload import whole_run
+from lindt.client.private_store import FolderStore
+from lindt.data import cifar10, download, mnist, shakespeare
+from lindt.data.download import kept_array
+from lindt.data.shakespeare import SAME, roles_of
+from lindt.flower.arrays import values_of
+from lindt.flower.client_store import ClientStore
+from lindt.plan.file import from_dict, from_toml, override, to_dict
+from lindt.report.page import page_with
+from lindt.report.payload import privacy_spent, whole_run
 from lindt.report.reading import read_run
-from lindt.report.showing import brief, show
-from lindt.report.spending import spent
-from lindt.report.watching import admission, app
-from lindt.report.watching.shelf import Shelf
-from lindt.sealed import BrokenError, seal, unseal
-from lindt.store import Store
-from lindt.versions import InFolder
+from lindt.report.terminal import run_row, show
+from lindt.runs.checkpoint import load_checkpoint
+from lindt.runs.sealed import BrokenError, seal, unseal
+from lindt.runs.store import Store
+from lindt.watch import auth, server
+from lindt.watch.index import RunIndex
 
 
 def plan(data: bytes) -> None:
@@ -63,8 +62,8 @@ def run(data: bytes) -> None:
     folder = _run_folder(data)
     with told():
         found = read_run(folder)
-        values = whole_run(found, "one", spent(found))
-        json.dumps([values, brief(found, "one")], ensure_ascii=False, allow_nan=False).encode()  # as the server does
+        values = whole_run(found, "one", privacy_spent(found))
+        json.dumps([values, run_row(found, "one")], ensure_ascii=False, allow_nan=False).encode()  # as the server does
         page_with([values])
         show(Console(file=io.StringIO()), found)
 
@@ -90,8 +89,8 @@ def sealed(data: bytes) -> None:
             load_checkpoint(written("checkpoint/round-000003.safetensors", content).parent, seeds.RUN)
         with told():
             written(f"private/{seeds.RUN}/client-00000/round-000003.safetensors", content)
-            InFolder(FOLDER / "private", seeds.RUN).read(0, 3)
-    vault = Vault(FOLDER, "vault", "0")
+            FolderStore(FOLDER / "private", seeds.RUN).read(0, 3)
+    vault = ClientStore(FOLDER, "vault", "0")
     written("vault/client-0/alone.safetensors", data)
     vault.read_alone("5", 3)
 
@@ -122,9 +121,9 @@ def array(data: bytes) -> None:
 def answer(data: bytes) -> None:
     """What a server of archives answers, and what pip says of its settings."""
     with told():
-        transfer._settings(data.decode("utf-8", "replace"))
-    with told(), patch.object(transfer, "PAUSES", ()), written("part", b"12345").open("ab+") as part:
-        transfer._complete("http://a/b", part, "sha256", "0" * 64, lambda _: None, Opener(data))  # type: ignore[arg-type]
+        download._settings(data.decode("utf-8", "replace"))
+    with told(), patch.object(download, "PAUSES", ()), written("part", b"12345").open("ab+") as part:
+        download._complete("http://a/b", part, "sha256", "0" * 64, lambda _: None, Opener(data))  # type: ignore[arg-type]
 
 
 class Opener:
@@ -146,10 +145,10 @@ class Opener:
 
 
 @cache
-def _site() -> tuple[asyncio.AbstractEventLoop, app.Site, list[Any]]:
-    site = app.Site(Shelf(seeds.shelves(FOLDER / "web")))
+def _site() -> tuple[asyncio.AbstractEventLoop, server.Site, list[Any]]:
+    site = server.Site(RunIndex(seeds.shelves(FOLDER / "web")))
     hosts = (("127.0.0.1", None), ("0.0.0.0", "a-token-that-is-long-enough"))
-    return asyncio.new_event_loop(), site, [app.build_app(site, host, 8471, token) for host, token in hosts]
+    return asyncio.new_event_loop(), site, [server.build_app(site, host, 8471, token) for host, token in hosts]
 
 
 def asked(data: bytes) -> list[tuple[int, bytes]]:
@@ -184,7 +183,7 @@ def asked(data: bytes) -> list[tuple[int, bytes]]:
             said.append(message)
             site.closing = bool(message.get("more_body"))  # one event of a stream is enough
 
-        with patch.object(app, "LOOK_EVERY", 0.0), patch.object(admission, "GUESSING", 0.0):
+        with patch.object(server, "LOOK_EVERY", 0.0), patch.object(auth, "GUESSING", 0.0):
             loop.run_until_complete(one(dict(scope), receive, send))
         answers.append((said[0]["status"], b"".join(message.get("body", b"") for message in said)))
     return answers

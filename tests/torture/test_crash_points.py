@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from crashing import Zygote, crash_plan, figure, left, same, zygote
 
-from lindt.disk import STEPS
+from lindt.runs.files import STEPS
 
 FAMILIES = {
     "run.json": STEPS[:5],

@@ -23,10 +23,10 @@ from torch import nn
 
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
-from lindt.methods import METHODS
-from lindt.plan import Alone, Plan, Scoring
-from lindt.problem import Problem
-from lindt.running import Ended, Played, Started, run_plan
+from lindt.plan.methods import METHODS
+from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.plan.problem import Problem
+from lindt.runs.play import RoundPlayed, RunEnded, RunStarted, run_plan
 
 pytestmark = pytest.mark.torture
 N, K = int(os.environ.get("LINDT_MANY_CLIENTS", "10000")), 250
@@ -73,11 +73,11 @@ def main(folder: Path) -> None:
     Sampled.active = lambda *_: next(turns)  # type: ignore[method-assign,assignment]
     found: dict[str, Any] = {}
     for event in run_plan(plan(), folder / "run", task="test_many_clients:world", engine="inprocess"):
-        if isinstance(event, Started):
+        if isinstance(event, RunStarted):
             before = peak()
-        elif isinstance(event, Played):
+        elif isinstance(event, RoundPlayed):
             found[f"after {event.result.round}"] = round(peak() - before, 1)
-        elif isinstance(event, Ended):
+        elif isinstance(event, RunEnded):
             files = list((folder / "run" / "private").rglob("*.safetensors"))
             found |= {
                 "before_MB": round(before, 1),

@@ -20,9 +20,9 @@ from crashing import figure
 from stopping import INTERRUPTED, SECONDS, command, finish, orphans, start, stopped
 from worlds import tiny_runtime
 
-from lindt.engines.processes import Processes
-from lindt.federation import federate
-from lindt.problem import problem_for
+from lindt.engines.processes.engine import Processes
+from lindt.plan.problem import problem_for
+from lindt.server.federation import federate
 
 pytestmark = pytest.mark.torture
 DRAW = random.Random(os.environ.get("LINDT_TORTURE_SEED", "signals"))

@@ -16,15 +16,15 @@ import torch
 from crashing import figure
 from torch import nn
 
-from lindt.adaptations import Dual
+from lindt.client.adaptations.dual import Dual
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
-from lindt.methods import Method
-from lindt.plan import Alone, Plan, Scoring, Training
-from lindt.problem import Problem
-from lindt.recovery import OnDetection, QuietRounds
-from lindt.running import Played, run_plan
+from lindt.plan.methods import Method
+from lindt.plan.plan import Alone, Plan, Scoring, Training
+from lindt.plan.problem import Problem
+from lindt.runs.play import RoundPlayed, run_plan
+from lindt.server.recovery import OnDetection, QuietRounds
 
 pytestmark = pytest.mark.torture
 ROUNDS = int(os.environ.get("LINDT_SOAK_ROUNDS", "10000"))
@@ -65,7 +65,7 @@ def resident() -> float:
 def test_ten_thousand_rounds_hold_memory_flat(tmp_path: Path) -> None:
     folder, held, spent = tmp_path / "run", dict[int, float](), dict[int, float]()
     for event in run_plan(soak(), folder, task="test_soak:world", engine="inprocess"):
-        if isinstance(event, Played) and event.result.round > WARM_UP and event.result.round % EVERY == 0:
+        if isinstance(event, RoundPlayed) and event.result.round > WARM_UP and event.result.round % EVERY == 0:
             held[event.result.round], spent[event.result.round] = resident(), time.process_time()
     seconds = [json.loads(line)["seconds"] for line in (folder / "timing.jsonl").read_text().splitlines()]
     assert len(seconds) == ROUNDS
@@ -96,7 +96,7 @@ def test_ten_thousand_rounds_hold_memory_flat(tmp_path: Path) -> None:
 def draw(held: dict[int, float], path: Path) -> None:
     from matplotlib import rc_context
 
-    from lindt_experiments.figures_style import BLUE, Line, draw_curves, new_figure, prepare
+    from lindt_experiments.figures.style import BLUE, Line, draw_curves, new_figure, prepare
 
     with rc_context({"svg.hashsalt": "lindt"}):
         picture = new_figure(1.6, 1)

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parent / "inside"))
 import sitecustomize as inside
 import torch
 
-from lindt import disk
 from lindt.errors import UserError
-from lindt.plan import Plan
-from lindt.planfile import from_dict
-from lindt.problem import problem_for
-from lindt.running import run_plan
+from lindt.plan.file import from_dict
+from lindt.plan.plan import Plan
+from lindt.plan.problem import problem_for
+from lindt.runs import files
+from lindt.runs.play import run_plan
 
 
 def play(job: dict[str, Any]) -> int:
@@ -38,7 +38,7 @@ def play(job: dict[str, Any]) -> int:
         inside.break_at(wanted, step, int(nth), fault, Path(mark))
     elif job.get("steps"):
         steps = Path(job["steps"])
-        disk.watch = lambda step, path: _note(steps, f"{inside.family(path)}|{step}")
+        files.watch = lambda step, path: _note(steps, f"{inside.family(path)}|{step}")
     folder = Path(job["folder"])
     try:
         plan = None if (folder / "plan.toml").exists() else from_dict(job["plan"])

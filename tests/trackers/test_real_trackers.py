@@ -18,8 +18,8 @@ PLAY = """
 import sys
 from pathlib import Path
 from worlds import tiny_runtime
-from lindt.running import Played, run_plan
-from lindt.trackers.telling import tracked
+from lindt.runs.play import Played, run_plan
+from lindt.trackers.base import tracked
 
 def complain(text): sys.exit(text)
 

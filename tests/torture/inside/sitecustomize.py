@@ -1,4 +1,5 @@
-"""Put on the path of a process that is to break: kills it, or fails its disk, at one durable step (lindt/disk.py).
+"""Put on the path of a process that is to break: kills it, or fails its disk, at one durable step
+(src/lindt/runs/files.py).
 
 LINDT_BREAK = "FAMILY|STEP|NTH|FAULT|MARK": at the NTH time that STEP is reached for a file of FAMILY; FAULT is
 `kill` or the number of an OSError. MARK is a file that is made then, so that the same does not happen twice. Worker
@@ -21,7 +22,7 @@ def family(path: Path) -> str:
 
 
 def break_at(wanted: str, step: str, nth: int, fault: str, mark: Path) -> None:
-    from lindt import disk
+    from lindt.runs import files
 
     seen = 0
 
@@ -36,7 +37,7 @@ def break_at(wanted: str, step: str, nth: int, fault: str, mark: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise OSError(int(fault), os.strerror(int(fault)), str(path))
 
-    disk.watch = watch
+    files.watch = watch
 
 
 if "LINDT_BREAK" in os.environ:

@@ -1,1 +1,0 @@
-"""Transports: what carries tasks to clients and brings their replies."""

@@ -1,1 +1,0 @@
-"""The live page: `lindt watch`. A small server that reads runs while they are written, and writes nothing."""

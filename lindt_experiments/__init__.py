@@ -1,1 +1,0 @@
-"""The paper's evaluation on top of `lindt`: its tables and figures as plans, what runs left, its claims as checks."""

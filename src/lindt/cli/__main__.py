@@ -1,0 +1,5 @@
+"""`python -m lindt.cli`."""
+
+from lindt.cli.main import main
+
+main()

@@ -1,0 +1,91 @@
+"""What `lindt compare` plays: methods, each with each aggregator, all under each attack."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+from lindt.environment.threats import Threat
+from lindt.errors import PlanError, UserError
+from lindt.plan.file import CHOICES, from_dict, kind_of, to_dict
+from lindt.plan.methods import METHODS, Method
+from lindt.plan.plan import Plan
+from lindt.protocols import Aggregator
+from lindt.server.recovery import OnDetection
+
+
+@final
+@dataclass(frozen=True)
+class ComparisonGrid:
+    """Names. No aggregator: each method has its own. No attack: that of the plan."""
+
+    methods: tuple[str, ...]
+    aggregators: tuple[str, ...] = ()
+    attacks: tuple[str, ...] = ()
+
+    @classmethod
+    def named(cls, methods: str, aggregators: str = "", attacks: str = "") -> ComparisonGrid:
+        """From words with commas."""
+        if not _words(methods):
+            raise UserError(f"--methods names none; choose among {', '.join(METHODS)}")
+        return cls(
+            _among("--methods", _words(methods), list(METHODS)),
+            _among("--aggregators", _words(aggregators), [kind_of(choice) for choice in CHOICES[Aggregator]]),
+            _among("--attacks", _words(attacks), [kind_of(choice) for choice in CHOICES[Threat]]),
+        )
+
+    def plans(self, base: Plan) -> Iterator[tuple[str, Plan]]:
+        """Each with its label: `lindt`, `krum/lindt`, `sign_flip/krum/lindt`."""
+        for attack in self.attacks or (None,):
+            attacked = base if attack is None else _under(base, attack)
+            for aggregator in self.aggregators or (None,):
+                for name in self.methods:
+                    method = method_for(base, name)
+                    if aggregator is not None:
+                        method = replace(method, aggregator=_component(base, "method", "aggregator", aggregator))
+                    label = "/".join(word for word in (attack, aggregator, name) if word)
+                    yield label, replace(attacked, method=method)
+
+
+def method_for(base: Plan, name: str) -> Method:
+    """A method by name; one that detects takes epsilon and r' from the plan it is compared in."""
+    method, recovery = METHODS[name], base.method.recovery
+    both = isinstance(method.recovery, OnDetection) and isinstance(recovery, OnDetection)
+    return replace(method, recovery=recovery) if both else method
+
+
+def _under(base: Plan, attack: str) -> Plan:
+    """The plan's world under another attack, by as many attackers; its own, where that is named, as it is."""
+    environment, share = base.environment, base.environment.threat.share
+    if kind_of(environment.threat) == attack:
+        return base
+    threat = _component(base, "environment", "threat", attack)
+    if share and "share" in getattr(threat, "__dataclass_fields__", {}):
+        threat = replace(threat, share=share)
+    elif share and hasattr(threat, "threat"):
+        threat = replace(threat, threat=replace(threat.threat, share=share))
+    return replace(base, environment=replace(environment, threat=threat))
+
+
+def _component(base: Plan, table: str, field: str, kind: str) -> Any:
+    """With its default fields, built and checked as a plan file would."""
+    tables = to_dict(base)
+    tables[table][field] = kind
+    try:
+        return getattr(getattr(from_dict(tables), table), field)
+    except PlanError as error:
+        raise UserError(f"{kind}: {error}; write it into a plan of its own, with `lindt run`") from None
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _among(flag: str, words: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+    for word in words:
+        if words.count(word) > 1:
+            raise UserError(f"{flag} names {word} twice")
+        if word not in known:
+            raise UserError(f"{flag} {word}: choose among {', '.join(known)}")
+    return tuple(words)

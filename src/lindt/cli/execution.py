@@ -1,0 +1,215 @@
+"""What the commands do: runs one after the other, drawn or as JSON lines, and what is printed at their end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from rich.console import Console
+from rich.table import Table
+
+from lindt.cli.comparison import ComparisonGrid
+from lindt.client.private_models import centralized
+from lindt.engines.flower.launch import FlowerOptions, run_on_flower
+from lindt.errors import UserError
+from lindt.plan import presets
+from lindt.plan.methods import METHODS
+from lindt.plan.plan import Plan
+from lindt.plan.problem import load_task, problem_for
+from lindt.report.progress import ProgressDisplay
+from lindt.report.reading import read_run
+from lindt.report.tables import comparison
+from lindt.report.verdict import verdict
+from lindt.resources import keep_memory
+from lindt.runs.play import Event, RoundFollowed, RoundPlayed, RunEnded, RunStarted, cache_folder, run_plan
+from lindt.runs.summary import about_run, round_line
+from lindt.trackers.base import check_trackers, track_events
+
+Job = tuple[str, Plan | None, Path]
+
+
+MOST_ROWS = 200  # of clients in a table
+
+
+@final
+@dataclass(frozen=True)
+class CommandContext:
+    """How a command was called: where it speaks, and what its flags say."""
+
+    console: Console
+    as_json: bool = False
+    resume: bool = False
+    engine: str = "auto"
+    device: str = "cpu"
+    task: str | None = None
+    flower: FlowerOptions | None = None  # with engine "flower": where, and how patient
+    track: tuple[str, ...] = ()  # trackers to tell
+
+    def say(self, text: str) -> None:
+        if not self.as_json:
+            self.console.print(text, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+
+def play(session: CommandContext, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any]]]:
+    """Run jobs one after the other; returns each one's summary. Ctrl-C says how to go on."""
+    check_trackers(session.track)
+    keep_memory()
+    found: list[tuple[str, dict[str, Any]]] = []
+    for label, plan, folder in jobs:
+        try:
+            found.append((label, _play_one(session, label, plan, folder)))
+        except KeyboardInterrupt:
+            out = folder if len(jobs) == 1 else folder.parent
+            hint = f"stopped; what was played is kept: the same command with --out {out} --resume goes on"
+            print(hint, file=sys.stderr if session.as_json else sys.stdout)
+            sys.exit(130)
+    return found
+
+
+def _play_one(session: CommandContext, label: str, plan: Plan | None, folder: Path) -> dict[str, Any]:
+    events = track_events(_events(session, plan, folder), session.track, session.warn)
+    summary: dict[str, Any] = {}
+    if session.as_json:
+        for event in events:
+            _heard(session, event)
+            if (line := _played(event)) is not None:
+                _line({"event": "round", "run": label, **line})
+            elif isinstance(event, RunEnded):
+                summary = event.summary
+                _line({"event": "end", "run": label, "folder": str(folder), **summary})
+        return summary
+    with ProgressDisplay(session.console, label).watching() as narrator:
+        for event in events:
+            _heard(session, event)
+            narrator.see(event, _played(event))
+            if isinstance(event, RunEnded):
+                summary = event.summary
+    session.console.print(f"[bold]{label}[/]: {verdict(read_run(folder)).sentence}", highlight=False)
+    session.console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
+    session.say(f"  {folder}")
+    return summary
+
+
+def _heard(session: CommandContext, event: Event) -> None:
+    for said in event.store.said if isinstance(event, RunStarted) else ():
+        session.warn(f"warning: {said}")
+
+
+def _events(session: CommandContext, plan: Plan | None, folder: Path) -> Iterator[Event]:
+    if session.engine == "flower":
+        where, task, device = session.flower or FlowerOptions(), session.task, session.device
+        cache = cache_folder()
+        return run_on_flower(plan, folder, where, task=task, resume=session.resume, device=device, cache=cache)
+    return run_plan(
+        plan,
+        folder,
+        task=session.task,
+        resume=session.resume,
+        engine=session.engine,
+        device=session.device,
+        cache=cache_folder(),
+    )
+
+
+def _played(event: Event) -> dict[str, Any] | None:
+    """A round's line, whoever played it."""
+    if isinstance(event, RoundPlayed):
+        return round_line(event.result)
+    return event.line if isinstance(event, RoundFollowed) else None
+
+
+def compare_methods(session: CommandContext, base: Plan, grid: ComparisonGrid, folder: Path) -> None:
+    jobs: list[Job] = [(label, plan, folder / label) for label, plan in grid.plans(base)]
+    rows = play(session, jobs)
+    problem = load_task(session.task) if session.task else problem_for(base)
+    pooled = centralized(base, problem, session.device, cache_folder())
+    alone = rows[0][1]["private"]
+    if session.as_json:
+        _line({"event": "reference", "alone": alone, "centralized": pooled})
+        return
+    rows += [("alone", {"local": alone}), ("centralized", {"central": pooled})]
+    session.console.print(comparison(rows, f"{base.name}, {base.rounds} rounds, seed {base.seed}"))
+    session.say(f"runs in {folder}")
+
+
+def demonstrate(session: CommandContext, out: Path, seed: int | None, rounds: int | None) -> None:
+    nfl = presets.resolve("digits-nfl", seed=seed, rounds=rounds)
+    control = presets.resolve("digits-control", seed=seed, rounds=rounds)
+    fedavg = replace(nfl, method=replace(nfl.method, adaptation=METHODS["fedavg"].adaptation))
+    session.say(
+        "Twenty clients learn to read digits. Each holds three or five of the ten digits, a quarter attack, noise "
+        "protects\nprivacy, and four answer a round. Is the shared model worth it to each of them?"
+    )
+    jobs: list[Job] = [
+        ("FedAvg", fedavg, out / "fedavg"),
+        ("detect and recover", nfl, out / "recovered"),
+        ("healthy control", control, out / "control"),
+    ]
+    rows = play(session, jobs)
+    if not session.as_json:
+        title = f"digits, {nfl.rounds} rounds, seed {nfl.seed}: accuracy in percent"
+        session.console.print(comparison(rows, title))
+        session.say(f"runs in {out}; as a page: lindt report {out} -o report.html")
+
+
+def describe_data(session: CommandContext, plan: Plan, picture: Path) -> None:
+    import numpy as np
+
+    from lindt.report.labels import draw_labels
+
+    problem = load_task(session.task) if session.task else problem_for(plan)
+    about = about_run(plan, problem, session.task)
+    clients = about["clients"]
+    labels = [int(label) for one in clients for label in one["labels"]]
+    if not labels:
+        raise UserError("the task's targets are no classes, so there is no label distribution to draw")
+    classes = max(len(about["class_names"]), 1 + max(labels))
+    counts = np.zeros((len(clients), classes), dtype=np.int64)
+    for one in clients:
+        for label, count in one["labels"].items():
+            counts[one["client"], int(label)] = count
+    attackers = frozenset(one["client"] for one in clients if one["attacker"])
+    if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UserError(f"-o {picture}: name a .png, .svg or .pdf file")
+    names = [one["name"] for one in clients if "name" in one]
+    draw_labels(counts, picture, about["class_names"] or None, names or None, attackers)
+    if session.as_json:
+        _line({"picture": str(picture), "clients": clients})
+        return
+    sizes = np.array([one["train"] + one["test"] for one in clients])
+    amount = f"{len(clients)} clients, {sizes.mean():.0f} samples each (std {sizes.std():.0f})"
+    table = Table(title=f"{plan.name}, seed {plan.seed}: {amount}", title_justify="left")
+    for name in ("client", "train", "test", "labels", ""):
+        table.add_column(name, justify="right" if name in ("client", "train", "test") else "left")
+    for one in clients[:MOST_ROWS]:
+        who, attacker = f"{one['client']} {one.get('name', '')}".strip(), "attacker" if one["attacker"] else ""
+        table.add_row(who, str(one["train"]), str(one["test"]), _held(about, one["labels"]), attacker)
+    session.console.print(table)
+    if len(clients) > MOST_ROWS:
+        session.say(f"and {len(clients) - MOST_ROWS:,} clients more; --json lists all")
+    session.say(f"picture: {picture}")
+
+
+def _held(about: dict[str, Any], labels: dict[str, int]) -> str:
+    """How much of which label; where labels are many (characters), only the most frequent."""
+    shown = list(labels.items())
+    if len(shown) > 20:
+        shown = sorted(shown, key=lambda held: -held[1])[:5]
+    more = f" and {len(labels) - len(shown)} more" if len(labels) > len(shown) else ""
+    return " ".join(f"{_name(about, label)}:{count}" for label, count in shown) + more
+
+
+def _name(about: dict[str, Any], label: str) -> str:
+    return about["class_names"][int(label)] if about["class_names"] else label
+
+
+def _line(value: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()

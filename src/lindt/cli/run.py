@@ -1,0 +1,146 @@
+"""`lindt run`, `compare`, `demo`."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lindt.cli.options import (
+    Device,
+    Engine,
+    Json,
+    PlanName,
+    Resume,
+    Rounds,
+    Seed,
+    Sets,
+    Task,
+    Track,
+    console_for,
+    plan_name,
+)
+from lindt.errors import UserError
+from lindt.plan import presets
+
+ALL_METHODS = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm"
+
+
+def run(
+    plan: PlanName = None,
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; by default runs/NAME-seedN.")] = None,
+    engine: Engine = "auto",
+    device: Device = "cpu",
+    resume: Resume = False,
+    task: Task = None,
+    sets: Sets = [],  # noqa: B006  # typer copies it
+    as_json: Json = False,
+    superlink: Annotated[
+        str | None,
+        typer.Option(help="Flower: a running SuperLink, by connection name or HOST:PORT; else a simulation."),
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="Flower: the CA of --superlink HOST:PORT; without it plain text is spoken.")
+    ] = None,
+    noise: Annotated[
+        str | None, typer.Option(help="Flower: seed of noise and sampling, from the plan or the system (a secret).")
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Flower: seconds after which a round goes on without answers.")] = 600,
+    gather: Annotated[float, typer.Option(help="Flower: seconds to wait for all clients before the start.")] = 120,
+    comeback: Annotated[float, typer.Option(help="Flower: seconds to wait for a node lost in a round.")] = 0,
+    track: Track = [],  # noqa: B006
+) -> None:
+    """Run a plan: one federation, with detection and recovery as its method says.
+
+    Without PLAN the default runs: digits-nfl, a federation that goes wrong, is caught and mended. With --task
+    and no PLAN: own-task. A run is a folder: plan.toml, rounds.jsonl (one line a round), summary.json.
+
+    Examples:
+
+    `lindt run`
+
+    `lindt run digits-nfl --seed 3 --set environment.privacy.sigma=0.003 --out runs/noisy`
+
+    `lindt run digits-nfl --set method=lindt-tm --set data.allocation.kind=dirichlet`
+
+    `lindt run --task mypackage.mydata:problem --set method.recovery.epsilon=0.5`
+
+    `lindt run --out runs/noisy --resume`
+
+    `lindt run digits-nfl --engine flower --superlink server.example:8000 --root-certificates ca.crt`
+    """
+    from lindt.cli.execution import CommandContext, play
+    from lindt.engines.flower.launch import FlowerOptions
+
+    if engine != "flower" and (superlink or root_certificates or noise):
+        raise UserError("--superlink, --root-certificates and --noise go with --engine flower")
+    flower = (
+        FlowerOptions(superlink, root_certificates, noise, deadline, gather, comeback) if engine == "flower" else None
+    )
+
+    named = plan is not None or bool(sets) or seed is not None or rounds is not None
+    resolved = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
+    folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
+    kept = resume and not named and (folder / "plan.toml").exists()
+    name = presets.resolve(str(folder / "plan.toml")).name if kept else resolved.name
+    session = CommandContext(console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track))
+    play(session, [(name, None if kept else resolved, folder)])
+
+
+def compare(
+    plan: PlanName = None,
+    methods: Annotated[str, typer.Option(help="Names from `lindt methods`, with commas.")] = ALL_METHODS,
+    aggregators: Annotated[
+        str, typer.Option(help="Play each method with each of these on the server, such as mean,median,krum.")
+    ] = "",
+    attacks: Annotated[
+        str, typer.Option(help="Play all of it under each of these, such as no_threat,backdoor,sign_flip.")
+    ] = "",
+    rounds: Rounds = None,
+    seed: Seed = None,
+    out: Annotated[Path | None, typer.Option(help="A folder of runs; by default runs/NAME-seedN-compared.")] = None,
+    engine: Engine = "auto",
+    device: Device = "cpu",
+    resume: Resume = False,
+    task: Task = None,
+    sets: Sets = [],  # noqa: B006
+    as_json: Json = False,
+    track: Track = [],  # noqa: B006
+) -> None:
+    """Run several methods in one environment and print a table like the paper's main one.
+
+    Private training (each client alone) and centralized training are printed beside them as references.
+
+    `lindt compare digits-nfl --methods fedavg,apfl,lindt --rounds 40`
+
+    `lindt compare digits-nfl --methods fedavg,lindt --aggregators mean,krum --attacks backdoor,sign_flip`
+    """
+    from lindt.cli.comparison import ComparisonGrid
+    from lindt.cli.execution import CommandContext, compare_methods
+
+    for assignment in sets:
+        if assignment.partition("=")[0].partition(".")[0].strip() == "method":
+            raise UserError(f"--set {assignment}: compare takes its methods from --methods; use `lindt run` for this")
+    base = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
+    folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
+    session = CommandContext(console_for(as_json), as_json, resume, engine, device, task, track=tuple(track))
+    compare_methods(session, base, ComparisonGrid.named(methods, aggregators, attacks), folder)
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="A folder of runs; by default the next free runs/demo-N.")] = None,
+    seed: Seed = None,
+    rounds: Rounds = None,
+    resume: Resume = False,
+    as_json: Json = False,
+) -> None:
+    """The main job of `make run`: NFL under FedAvg, detected and mended; beside it the healthy control."""
+    from lindt.cli.execution import CommandContext, demonstrate
+
+    free = (Path("runs") / f"demo-{n}" for n in itertools.count(1))
+    folder = out or next(folder for folder in free if not folder.exists())
+    demonstrate(CommandContext(console_for(as_json), as_json, resume), folder, seed, rounds)

@@ -1,0 +1,85 @@
+"""`lindt runs`, `show`, `report`, `table`: what stored runs say. None of them imports torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from lindt.cli.options import Json, RunFolder, console_for
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="A folder of runs.")] = Path("runs"),
+    as_json: Json = False,
+) -> None:
+    """List runs: state (running, ended, crashed), method, Delta, gain, who is worse off.
+
+    A run that was stopped by hand looks like one that crashed: both go on with `lindt run --out RUN --resume`.
+    """
+    from lindt.report.terminal import run_rows, runs_table
+
+    console, rows = console_for(as_json), list(run_rows(folder))
+    if as_json:
+        for row in rows:
+            console.print_json(json.dumps(row), indent=None)
+    elif rows:
+        console.print(runs_table(rows))
+    else:
+        console.print(f"no runs in {folder} yet; `lindt run` makes one", highlight=False, markup=False, soft_wrap=True)
+
+
+def show(folder: RunFolder, as_json: Json = False) -> None:
+    """Say a run's verdict in one sentence, and draw Delta and the gain over its rounds."""
+    from lindt.report.reading import read_run
+    from lindt.report.terminal import run_row
+    from lindt.report.terminal import show as draw
+
+    run, console = read_run(folder), console_for(as_json)
+    if as_json:
+        console.print_json(json.dumps({**run_row(run, str(folder)), "left_out": list(run.said)}), indent=None)
+    else:
+        draw(console, run)
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders of runs.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Write one page about one run or several: a single file that opens offline and can be sent to anyone.
+
+    It says the verdict, whom the federation helps and hurts, and what recovery did. Several runs are compared.
+
+    `lindt report runs/digits-nfl-seed0 -o report.html`
+
+    `lindt report runs/demo-1 -o demo.html`
+    """
+    from lindt.report.page import write_report
+    from lindt.report.verdict import plain
+
+    runs = write_report(folders, out)
+    said = [f"{plain(str(run.folder))}: {note}" for run in runs for note in run.said]
+    held = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
+    console = console_for(False)
+    for text in [*said, f"{out}: {held}, {out.stat().st_size / 1000:,.0f} kB"]:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def table(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Runs, or folders of runs.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="A .csv or a .parquet file.")],
+    per: Annotated[str, typer.Option(help="A row per round, or per client and scored round.")] = "round",
+) -> None:
+    """Write the results of runs as a table: CSV, or Parquet with the extra `lindt[parquet]`.
+
+    `lindt table runs/demo-1 -o rounds.csv`
+
+    `lindt table runs/demo-1 --per client -o clients.parquet`
+    """
+    from lindt.report.reading import read_runs
+    from lindt.report.tables import write_table
+
+    rows = write_table(read_runs(folders), per, out)
+    console_for(False).print(f"{out}: {rows} rows", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""What stays with a client: its data, its private model v_i, and how it trains."""

@@ -1,0 +1,116 @@
+"""APFL (Deng et al. 2020): a private model mixed with the shared one by an adaptive alpha, as in the authors' code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lindt.client.adaptations.base import Initial, global_step, initial_private, require_choice
+from lindt.client.sgd import GradientStep, recording_key, sgd_step
+from lindt.client.thin_gradients import Thin
+from lindt.client.weights import trainable
+from lindt.errors import require
+from lindt.protocols import Batch, Context, Predictor, Step
+
+Mix = Literal["predictions", "weights"]
+
+
+@final
+class _Mixed(nn.Module):
+    """v_i and its alpha, kept together between rounds."""
+
+    alpha: Tensor
+
+    def __init__(self, model: nn.Module, alpha: float) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("alpha", torch.tensor(alpha))
+
+
+@final
+@dataclass(frozen=True)
+class Apfl:
+    """Step w on its own loss, then v on the loss of the mixture at the new w.
+
+    alpha moves once a round, after the first batch, against the slope of the mixture's loss along v - w plus
+    the authors' 0.02 * alpha of decay, clipped to [0, 1]. `mix` is what is mixed: predictions or weights.
+
+    Limit: v's gradient carries the factor alpha, so at 0.01 it learns a hundred times slower than w, and at
+    alpha = 0 nothing reaches it any more. A short run stays near FedAvg.
+    """
+
+    alpha: float = 0.01
+    mix: Mix = "predictions"
+    first: Initial = "copy"
+
+    def __post_init__(self) -> None:
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "the mixing coefficient lies between 0 and 1")
+        require_choice("mix", self.mix, Mix)
+        require_choice("first", self.first, Initial)
+
+    def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
+        return _Mixed(initial_private(shared, self.first), self.alpha)
+
+    def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
+        assert isinstance(private, _Mixed)
+        step_w, w, v = global_step(ctx, shared), trainable(shared), trainable(private.model)
+
+        def mixed_loss(x: Tensor, y: Tensor) -> Tensor:
+            return ctx.loss(self._output(shared, private, x), y)
+
+        down = GradientStep(
+            mixed_loss, [v], [shared, private.model], recording_key(mixed_loss, ctx.loss, self), [private.alpha]
+        )
+        moved = False
+
+        def step(batch: Batch) -> None:
+            nonlocal moved
+            step_w(batch)
+            if moved:
+                down(batch, ctx.rate, ctx.max_norm)
+                return
+            moved = True
+            loss = mixed_loss(*batch)
+            grads_w = torch.autograd.grad(loss, w, retain_graph=True, allow_unused=True)
+            (stepped,) = sgd_step(loss, ctx.rate, ctx.max_norm, v)
+            grads_v = [g.dense() if isinstance(g, Thin) else g for g in stepped]
+            private.alpha.copy_(_next_alpha(private.alpha, w, v, grads_w, grads_v, ctx.rate))
+            ctx.notes["alpha"] = float(private.alpha)
+
+        return step
+
+    def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
+        if private is None:
+            return shared
+        assert isinstance(private, _Mixed)
+        return lambda x: self._output(shared, private, x)
+
+    def _output(self, shared: nn.Module, private: _Mixed, x: Tensor) -> Tensor:
+        if self.mix == "predictions":
+            return torch.lerp(shared(x), private.model(x), private.alpha)
+        w = dict(shared.named_parameters())
+        mixed = {n: torch.lerp(w[n], p, private.alpha) for n, p in private.model.named_parameters()}
+        output: Tensor = functional_call(private.model, mixed, (x,))
+        return output
+
+
+@torch.no_grad()
+def _next_alpha(
+    alpha: Tensor,
+    w: Sequence[Tensor],
+    v: Sequence[Tensor],
+    grads_w: Sequence[Tensor | None],
+    grads_v: Sequence[Tensor | None],
+    rate: float,
+) -> Tensor:
+    """alpha - eta * (<v - w, alpha * grad_v + (1 - alpha) * grad_w> + 0.02 * alpha), within [0, 1]."""
+    slope = 0.02 * alpha
+    for p_w, p_v, g_w, g_v in zip(w, v, grads_w, grads_v, strict=True):
+        if g_w is not None and g_v is not None:
+            slope = slope + ((p_v - p_w) * torch.lerp(g_w, g_v, alpha)).sum()
+    return (alpha - rate * slope).clamp(0.0, 1.0)

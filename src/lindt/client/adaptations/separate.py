@@ -1,0 +1,47 @@
+"""The ablation without attaching: every client has a model of its own beside the shared one, and nothing joins them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor, nn
+
+from lindt.client.adaptations.base import Initial, gradient_step, initial_private, require_choice
+from lindt.client.weights import trainable
+from lindt.protocols import Batch, Context, Predictor, Step
+
+
+@final
+@dataclass(frozen=True)
+class Separate:
+    """w trains as in FedAvg; v_i trains in the same rounds, on the same batches, on its own loss alone.
+
+    What LINDT gains over this is the intertwinement's; what this gains over FedAvg is training for oneself. Unlike
+    the private model P_i it starts from the shared one, and trains only in the rounds in which its client is asked.
+    """
+
+    first: Initial = "copy"
+
+    def __post_init__(self) -> None:
+        require_choice("first", self.first, Initial)
+
+    def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
+        return initial_private(shared, self.first)
+
+    def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
+        assert private is not None
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            # Neither loss reaches the other's weights: one backward of the sum is two separate ones.
+            return ctx.shared_loss(shared, shared(x), y) + ctx.loss(private(x), y)
+
+        down = gradient_step(ctx, self, loss, (shared, trainable(shared)), (private, trainable(private)))
+
+        def step(batch: Batch) -> None:
+            down(batch)
+
+        return step
+
+    def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
+        return shared if private is None else private

@@ -1,0 +1,193 @@
+"""A client: it owns D_i and v_i, and answers tasks. Neither ever leaves it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from lindt.client.adaptations.base import global_step
+from lindt.client.private_models import PrivateModelCache, PrivateTraining
+from lindt.client.private_store import PrivateStore, newest, prune
+from lindt.client.training import OutputCapture, fit, forward_all, seeded
+from lindt.client.weights import read_buffers, read_w, write
+from lindt.data.batches import LocalWork
+from lindt.errors import UserError
+from lindt.plan.plan import Plan
+from lindt.plan.problem import Problem
+from lindt.protocols import ClientTally, Context, Examples, Predictor, Reply, Task
+
+
+@final
+@dataclass(frozen=True)
+class WorkerContext:
+    """What the clients of one worker share: the plan, a module to work in, and where things are kept."""
+
+    plan: Plan
+    problem: Problem
+    shared: nn.Module
+    versions: PrivateStore
+    cache: PrivateModelCache
+    device: torch.device
+    attackers: frozenset[int]
+    backdoor: Examples | None  # what attackers mix in
+
+
+@final
+class Client:
+    def __init__(self, id: int, place: WorkerContext) -> None:
+        self.id, self.place = id, place
+        self.train, self.test = place.problem.data[id]
+        self._alone: Tensor | None = None  # what the private model says of the test samples
+
+    def handle(self, task: Task) -> Reply:
+        if task.client != self.id:
+            raise ValueError(f"client {self.id} was sent a task for client {task.client}")
+        with self._seeded(task):
+            if task.kind == "train":
+                return self._train(task)
+            if task.kind == "evaluate":
+                return self._evaluate(task)
+            self._private_outputs()
+            return Reply(self.id, task.round, len(self.train))
+
+    def _train(self, task: Task) -> Reply:
+        """Alg. 2, c2-c16."""
+        plan, shared, adaptation = self.place.plan, self.place.shared, self.place.plan.method.adaptation
+        ctx = self._open(task)
+        work = LocalWork(self.train, plan.training.epochs)
+        threat = plan.environment.threat
+        if self.id in self.place.attackers:
+            work = threat.corrupt(work, self.place.backdoor, task.round)
+        shared.train()  # before v_i is made: it takes its mode from w
+        recovering = task.recovering and work.honest
+        private = self._private(ctx, task.round - 1, create=True) if recovering else None
+        step = adaptation.step(ctx, shared, private) if recovering else global_step(ctx, shared)
+        for _ in fit(step, work, plan.training.batch, ctx.generator, self.place.device):
+            pass
+        # A v_i gone to NaN would never come back: the client keeps the one before, as the server keeps its w.
+        if private is not None and all(_finite(tensor) for tensor in private.state_dict().values()):
+            notes = {name: value for name, value in ctx.notes.items() if math.isfinite(value)}
+            prune(self.place.versions, self.id, task.keep)  # first: to look for old ones is to wait for the new one
+            self.place.versions.write(self.id, task.round, (private.state_dict(), notes))
+        w = read_w(shared)
+        if not work.honest:
+            w = task.w + threat.report(w - task.w, plan.seed_for("report", task.round, self.id), task.round)
+        return Reply(self.id, task.round, len(self.train), w, read_buffers(shared))
+
+    def _evaluate(self, task: Task) -> Reply:
+        """How the client fares on its own test data: with w, with what it predicts with, and alone."""
+        shared, device = self.place.shared, self.place.device
+        ctx = self._open(task)
+        shared.eval()
+        predict, _ = self._predictor(ctx, task)
+        passing = OutputCapture(shared)
+        local = forward_all(passing.watched(predict), self.test, device)
+        outputs = local if predict is shared else passing.outputs(len(self.test))
+        if outputs is None:
+            outputs = forward_all(shared, self.test, device)
+        tally = self._tally(outputs.cpu(), local.cpu())
+        return Reply(self.id, task.round, len(self.train), tally=tally, notes=ctx.notes)
+
+    def predictor(self, task: Task) -> tuple[Predictor, nn.Module, nn.Module | None]:
+        """How the client predicts after a round, with the modules whose weights that takes."""
+        with self._seeded(task):
+            ctx = self._open(task)
+            self.place.shared.eval()
+            predict, private = self._predictor(ctx, task)
+            return predict, self.place.shared, private
+
+    def _predictor(self, ctx: Context, task: Task) -> tuple[Predictor, nn.Module | None]:
+        method, shared = self.place.plan.method, self.place.shared
+        private = self._private(ctx, task.round, create=False)
+        if task.recovering or (private is not None and method.after_stop == "adapted"):
+            return method.adaptation.predictor(ctx, shared, private), private
+        return shared, None
+
+    @property
+    def _counted(self) -> bool:
+        """Whether its gain counts; who is left out of beta needs no private model."""
+        return self.place.plan.scoring.attackers == "counted" or self.id not in self.place.attackers
+
+    def _tally(self, outputs: Tensor, local: Tensor) -> ClientTally:
+        plan, y = self.place.plan, self.test.labels
+        metric = self.place.problem.metric_for(plan)
+        alone = self._private_outputs() if plan.alone.private and self._counted else None
+        wins = losses = 0
+        if alone is not None:
+            better = metric.per_sample(local, y) - metric.per_sample(alone, y)
+            wins, losses = int((better > 0).sum()), int((better < 0).sum())
+        goal = plan.environment.threat.goal(y)
+        wanted = goal >= 0
+
+        def hits(found: Tensor) -> int:
+            return int((found.argmax(-1) == goal)[wanted].sum()) if wanted.any() else 0
+
+        return ClientTally(
+            samples=len(self.test),
+            central=metric.tally(outputs, y),
+            local=metric.tally(local, y),
+            private=None if alone is None else metric.tally(alone, y),
+            wins=wins,
+            losses=losses,
+            attack_chances=int(wanted.sum()),
+            attack_central=hits(outputs),
+            attack_local=hits(local),
+        )
+
+    def _seeded(self, task: Task) -> AbstractContextManager[None]:
+        return seeded(self.place.plan.seed_for("dropout", task.kind, task.round, self.id), self.place.device)
+
+    def _open(self, task: Task) -> Context:
+        """c2-c3: w_i <- w^{r-1}."""
+        plan = self.place.plan
+        write(self.place.shared, task.w, task.buffers)
+        return Context(
+            client=self.id,
+            round=task.round,
+            rate=plan.training.rate_at(task.round),
+            max_norm=plan.training.max_norm,
+            batch=plan.training.batch,
+            train=self.train,
+            loss=self.place.problem.loss,
+            penalty=plan.method.penalty,
+            received_P=task.w.to(self.place.device),
+            generator=torch.Generator().manual_seed(plan.seed_for(task.kind, task.round, self.id)),
+            device=self.place.device,
+        )
+
+    def _private(self, ctx: Context, up_to: int, create: bool) -> nn.Module | None:
+        """v_i as it was after round `up_to`, or its first value (c5-c6)."""
+        kept = newest(self.place.versions, self.id, up_to=up_to)
+        if kept is None and not create:
+            return None
+        private = self.place.plan.method.adaptation.begin(ctx, self.place.shared)
+        if private is None or kept is None:
+            return private
+        ctx.notes.clear()
+        ctx.notes.update(kept[1])
+        try:
+            private.load_state_dict(kept[0])
+        except RuntimeError as error:
+            raise UserError(f"client {self.id}: its v_i does not fit the model: {error}") from None
+        return private.train(self.place.shared.training)
+
+    def _private_outputs(self) -> Tensor:
+        if self._alone is None:
+            place = self.place
+            lesson = PrivateTraining(
+                f"client {self.id}", self.train, self.test, place.plan, place.problem, place.device
+            )
+            self._alone = place.cache.outputs(lesson)
+        return self._alone
+
+
+def _finite(tensor: Tensor) -> bool:
+    """By its extremes, which NaN and infinity show in: one pass, without a mask as large as the tensor."""
+    if tensor.is_floating_point() and tensor.numel():
+        return bool(torch.isfinite(torch.stack(tensor.aminmax())).all())
+    return bool(torch.isfinite(tensor).all())

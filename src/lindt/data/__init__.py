@@ -1,0 +1,3 @@
+"""lindt.data"""
+
+from __future__ import annotations

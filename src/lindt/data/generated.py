@@ -1,0 +1,79 @@
+"""Data made up on the spot, the same in every run: for experiments and tests of everything without a download.
+
+Nothing can be concluded from them about the paper's tasks; they have only their shape.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lindt.data.partition import FloatArray
+from lindt.data.shakespeare import ALPHABET, window_pools
+from lindt.data.sources import PAPERS_TEXT, Pools, Text, split_by_class
+from lindt.seeds import seed_for
+
+CLASSES, SAMPLES, SIDE = 10, 4000, 8
+
+
+NOISE = 0.8  # times the patterns' own spread
+
+
+ROLES, SHORTEST, LONGEST = 30, 2500, 5000
+
+
+LETTERS = " etaoinshrdlucmfwygpbvk,.'"
+
+
+OWN = 0.6  # of a role's habits; the rest all roles share
+
+
+def pictures(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
+    """4,000 pictures of 3 x 8 x 8 in ten classes: a pattern a class, and noise. For `Cnn(side=8, kernel=2)`."""
+    draw = np.random.default_rng(seed_for(0, "generated", "pictures"))
+    patterns = draw.normal(size=(CLASSES, SIDE // 2, SIDE // 2, 3)).repeat(2, axis=1).repeat(2, axis=2)
+    y = np.arange(SAMPLES) % CLASSES
+    values = patterns[y] + draw.normal(scale=NOISE, size=(SAMPLES, SIDE, SIDE, 3))
+    x = np.clip(np.round(128 + 24 * values), 0, 255).astype(np.uint8)
+    train, test = split_by_class(y, test_share, seed)
+    names = tuple(f"pattern {label}" for label in range(CLASSES))
+    return Pools(torch.from_numpy(x), torch.from_numpy(y), train, test, CLASSES, names, prepare=prepare)
+
+
+def prepare(x: Tensor) -> Tensor:
+    """Bytes to floats around 0; height x width x channel in memory is channels last already."""
+    return ((x.float() - 128) / 48).permute(0, 3, 1, 2)
+
+
+def speech(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
+    """30 roles of 2,500 to 5,000 characters, each a Markov chain with habits of its own, read as Shakespeare is."""
+    draw = np.random.default_rng(seed_for(0, "generated", "text"))
+    lengths = draw.integers(SHORTEST, LONGEST, size=ROLES, endpoint=True)
+    habits = OWN * _chains(draw, ROLES) + (1 - OWN) * _chains(draw, 1)
+    places = _walk(draw, habits, int(lengths.max()))
+    codes = np.array([ALPHABET.index(letter) for letter in LETTERS], dtype=np.uint8)
+    spoken = np.concatenate([codes[places[role, :length]] for role, length in enumerate(lengths)])
+    names = [f"role {role}" for role in range(ROLES)]
+    return window_pools(spoken, np.cumsum(lengths), names, text, test_share, seed)
+
+
+def _chains(draw: np.random.Generator, chains: int) -> FloatArray:
+    """Which letter follows which, (chains, from, to): of each row a few are likely."""
+    weights = draw.exponential(size=(chains, len(LETTERS), len(LETTERS))) ** 8
+    found: FloatArray = weights / weights.sum(axis=-1, keepdims=True)
+    return found
+
+
+def _walk(draw: np.random.Generator, habits: FloatArray, steps: int) -> NDArray[np.int64]:
+    """All roles step by step: the next letter by the habits of the role and the letter it is at."""
+    up_to = habits.cumsum(axis=-1)
+    up_to[:, :, -1] = 1.0
+    everyone = np.arange(len(habits))
+    places = np.zeros((len(habits), steps), dtype=np.int64)
+    chances = draw.random((steps, len(habits)))
+    for step in range(1, steps):
+        rows = up_to[everyone, places[:, step - 1]]
+        places[:, step] = (rows < chances[step][:, None]).sum(axis=1)
+    return places

@@ -1,0 +1,210 @@
+"""The engine for more than one machine: tasks travel through Flower's Grid as Messages, replies come back.
+
+Rounds, sampling, clipping, noise, detection and recovery stay ours (server/federation.py, inside the ServerApp); the
+Grid only carries. Clients live on nodes; each node says which clients it holds when it is first met.
+
+Limits: a round is closed by its deadline or by the last answer, also where `over_select` asked more than K. The
+clients of one node answer together, with its slowest. Messages that a dead node had already taken are lost; its clients
+are then missing from the round, or asked again where `comeback` gives it the time to return. With `comeback`, a node
+that is slow to answer is asked now and then whether it is still the one that was given the task.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, final
+
+import torch
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from lindt.client.training import forward_all
+from lindt.client.weights import read_w
+from lindt.engines.flower.nodes import NodeRegistry, ReplyPoller
+from lindt.engines.flower.wire import EngineSession, ScoreFormat, failed, pack_tasks, unpack_replies
+from lindt.errors import UserError
+from lindt.plan.plan import Plan
+from lindt.plan.problem import Problem, first_model
+from lindt.plan.roles import counted_clients
+from lindt.protocols import Reply, Task
+
+# The handler of each kind of task on a node.
+TYPES: Final = {"train": "train", "evaluate": "evaluate", "private": "train.alone"}
+
+
+NODE_CHECK_INTERVAL: Final = 5.0  # seconds between two looks whether the nodes that owe an answer are still there
+
+
+SILENCE_BEFORE_CHECK: Final = (
+    20.0  # seconds of silence after which such a node is asked about; then twice as many, and so on
+)
+
+
+@final
+@dataclass(frozen=True)
+class Timeouts:
+    """How long the server waits, in seconds."""
+
+    deadline: float = 600.0  # for the answers to one dispatch
+    gather: float = 120.0  # for all clients to be there, before the first round
+    comeback: float = 0.0  # for a node that went away; then its clients are left out
+    pause: float = 0.2  # between two looks; it grows to five times that while nothing comes
+
+    def __post_init__(self) -> None:
+        if self.deadline <= 0 or self.gather < 0 or self.comeback < 0:
+            raise UserError("--deadline, --gather and --comeback: give seconds, above 0 and 0 or more")
+
+
+@final
+@dataclass
+class PendingMessage:
+    """Tasks that a node was given in one message, and the life it had then."""
+
+    node: int
+    tasks: list[Task]
+    life: str | None
+    doubted: float  # when to ask about the node
+    doubt: float = SILENCE_BEFORE_CHECK
+
+    def in_doubt(self) -> bool:
+        if time.monotonic() < self.doubted:
+            return False
+        self.doubt *= 2
+        self.doubted = time.monotonic() + self.doubt
+        return True
+
+
+@final
+class Flower:
+    """Engine over a Grid."""
+
+    def __init__(self, grid: Grid, plan: Plan, problem: Problem, patience: Timeouts | None = None) -> None:
+        torch.set_num_threads(plan.threads)  # as in-process: the server's sums must have the same last bits
+        self._grid, self._pulls, self._patience = grid, ReplyPoller(grid), patience or Timeouts()
+        self._session = EngineSession(secrets.token_hex(16))
+        self._clients = len(problem.data)
+        model = first_model(problem, plan)
+        self._parameters = read_w(model).numel()
+        metric = problem.metric_for(plan)
+        test = problem.data[0][1]
+        outputs = forward_all(model.eval(), test, torch.device("cpu"))
+        alone = counted_clients(plan, range(self._clients)) if plan.alone.private else frozenset()
+        self._expected = ScoreFormat(metric, metric.tally(outputs, test.labels).numel(), alone)
+        self.meeting = NodeRegistry(grid, self._pulls, self._send, self._clients, self._parameters)
+        self._gathered = False
+
+    def forget_after(self, round: int) -> None:
+        """Nodes hear of it with their next task: the session's first round is part of every message."""
+        self._session = EngineSession(self._session.id, round)
+
+    def close(self) -> None:
+        """Nodes belong to whoever started them."""
+
+    def available(self) -> Sequence[int]:
+        """Everyone who can be asked now. Waits for all at first, later only where there is nobody at all, or for
+        those who went away less than `comeback` ago."""
+        wanted = 1 if self._gathered else self._clients
+        seconds = self._patience.deadline if self._gathered else self._patience.gather
+        for _ in self._looks(seconds):
+            self.meeting.look()
+            missed = self.meeting.missed(self._patience.comeback) if self._gathered else 0
+            if len(self.meeting.nodes()) >= (missed or wanted):
+                break
+        if not self._gathered and not self.meeting.nodes():
+            why = "; ".join(f"node {node}: {said}" for node, said in self.meeting.said.items())
+            raise UserError(
+                f"no client came within {seconds:g} s; start SuperNodes that hold some, or raise --gather"
+                + (f" ({why})" if why else "")
+            )
+        self._gathered = True
+        return sorted(self.meeting.nodes())
+
+    def dispatch(self, tasks: Sequence[Task]) -> Iterator[Reply]:
+        """Replies as they come, until all are there or the deadline has passed. A node's clients share a message."""
+        by_node: dict[int, list[Task]] = {}
+        nodes = self.meeting.nodes()
+        for task in tasks:
+            if task.client not in nodes:
+                yield failed(task, "is not connected")
+            else:
+                by_node.setdefault(nodes[task.client], []).append(task)
+        waiting: dict[str, PendingMessage] = {}
+        away: list[tuple[float, list[Task]]] = []  # whose node is gone, and until when it may come back
+        for node, group in by_node.items():
+            if not self._give(group, node, waiting):
+                yield from (failed(task, "could not be sent its task") for task in group)
+        checked = time.monotonic()
+        for _ in self._looks(self._patience.deadline):
+            if time.monotonic() - checked > NODE_CHECK_INTERVAL:
+                checked = time.monotonic()
+                self._look_after(waiting)
+            for message, owed in list(waiting.items()):
+                replies = self._pull(message, owed)
+                lost = self.meeting.life(owed.node) != owed.life
+                if replies or lost:
+                    del waiting[message]
+                    yield from replies
+                if lost and not replies:
+                    away.append((time.monotonic() + self._patience.comeback, owed.tasks))
+            nodes = self.meeting.nodes() if away else {}
+            for until, group in list(away):
+                found = {nodes.get(task.client) for task in group}
+                back = found.pop() if len(found) == 1 else None
+                # What it took before is lost; the same task has the same result.
+                if back is None or not self._give(group, back, waiting):
+                    if time.monotonic() < until:
+                        continue
+                    yield from (failed(task, "its node is gone") for task in group)
+                away.remove((until, group))
+            if not waiting and not away:
+                return
+        self._pulls.give_up(list(waiting))
+
+    def _look_after(self, waiting: dict[str, PendingMessage]) -> None:
+        """Whether the nodes that owe an answer are there, and still the same."""
+        if self._patience.comeback:
+            for node in {owed.node for owed in waiting.values() if owed.in_doubt()}:
+                self.meeting.greet(node)
+        self.meeting.look()
+
+    def _give(self, group: list[Task], node: int, waiting: dict[str, PendingMessage]) -> bool:
+        content, kind = pack_tasks(group, self._session), TYPES[group[0].kind]
+        message = self._send(content, kind, node, group[0].round)
+        if message is not None:
+            waiting[message] = PendingMessage(
+                node, group, self.meeting.life(node), time.monotonic() + SILENCE_BEFORE_CHECK
+            )
+        return message is not None
+
+    def _pull(self, message: str, owed: PendingMessage) -> list[Reply]:
+        try:
+            found = self._pulls.look(message)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            # One by one, so that a message nobody can read spoils only itself. What the Grid raises when the
+            # SuperLink is gone is of another kind and ends the run, which then is resumed.
+            return [failed(task, f"sent what is no message: {error}") for task in owed.tasks]
+        if found and found[0].has_error() and found[0].error.code == ErrorCode.NODE_UNAVAILABLE:
+            self.meeting.forget(owed.node)  # the SuperLink has missed it before us
+            return []
+        return unpack_replies(found[0], owed.tasks, self._expected) if found else []
+
+    def _looks(self, seconds: float) -> Iterator[None]:
+        """Once at least, then again and again until time is up; whoever has seen enough breaks off."""
+        end, pause = time.monotonic() + seconds, self._patience.pause
+        while True:
+            yield
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(pause, left))
+            pause = min(pause * 1.2, 5 * self._patience.pause)
+
+    def _send(self, content: RecordDict, kind: str, node: int, round: int) -> str | None:
+        # It may be answered as long as somebody listens: a node that comes back later does not work for nobody.
+        message = Message(content, node, kind, ttl=self._patience.deadline + 10, group_id=str(round))
+        sent = list(self._grid.push_messages([message]))
+        return sent[0] if sent and sent[0] else None

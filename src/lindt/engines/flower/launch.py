@@ -1,0 +1,180 @@
+"""Starts a run on Flower and follows it: `lindt run --engine flower`.
+
+The run itself is played by the ServerApp (flower/apps.py), in a process of the SuperLink's. This one makes the app
+folder that Flower wants, submits it, reads the store as it grows, and says how it ended. Without `superlink` it
+first starts a SuperLink of its own with Flower's simulation, and stops it at the end. Only Flower's commands are used,
+so nothing here imports it; telemetry and update checks are off.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, final
+
+import tomli_w
+
+from lindt.engines.flower.superlink import SuperLink, connected, simulating
+from lindt.errors import UserError
+from lindt.plan.file import to_dict
+from lindt.plan.plan import Plan
+from lindt.runs.play import Event, RoundFollowed, RunEnded, RunStarted, ended_run, open_run
+from lindt.runs.store import Store
+
+FAILURE: Final = "failure.txt"  # written by the ServerApp into the run's folder
+
+
+LOOK: Final = 0.3  # seconds between two looks into the store
+
+
+CHECK: Final = 5.0  # seconds between two looks whether the SuperLink is there
+
+
+ASK: Final = 60.0  # seconds without a new round after which it is asked how the run fares: that starts a process
+
+
+@final
+@dataclass(frozen=True)
+class FlowerOptions:
+    """Where on Flower, and how patient. `superlink` is a connection's name or HOST:PORT; None simulates here."""
+
+    superlink: str | None = None
+    root_certificates: Path | None = None
+    noise: str | None = None  # plan or system; None: from the plan in a simulation, else from the system
+    deadline: float = 600.0
+    gather: float = 120.0
+    comeback: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.noise not in (None, "plan", "system"):
+            raise UserError(f"--noise {self.noise}: choose among plan, system")
+        if self.deadline <= 0 or self.gather < 0 or self.comeback < 0:
+            raise UserError("--deadline, --gather and --comeback: give seconds, above 0 and 0 or more")
+        if self.superlink is None and find_spec("flwr") and find_spec("ray") is None:
+            raise UserError(
+                "--engine flower: its simulation needs Ray; pip install 'lindt[flower-simulation]', "
+                "or name a --superlink"
+            )
+
+    @property
+    def drawn_from(self) -> str:
+        return self.noise or ("plan" if self.superlink is None else "system")
+
+
+def run_on_flower(
+    plan: Plan | None,
+    folder: Path,
+    flower: FlowerOptions,
+    *,
+    task: str | None = None,
+    resume: bool = False,
+    device: str = "cpu",
+    cache: Path | None = None,
+) -> Iterator[Event]:
+    """`run_plan`, played elsewhere: the same folder, the same events, but what clients learn alone is not seen."""
+    if ended := ended_run(plan, folder, resume):
+        yield ended
+        return
+    store, plan, problem, _ = open_run(plan, folder, task=task, resume=resume, engine="flower", device=device)
+    (store.folder / FAILURE).unlink(missing_ok=True)
+    with store.locked():
+        state = store.resume()  # as the ServerApp will find it, with later lines cut off
+    played, N = state.round if state else 0, len(problem.data)
+    yield RunStarted(store, plan, N, played)
+    with TemporaryDirectory(prefix="lindt-flower-") as aside:
+        app = Path(aside) / "app"
+        write_app(app, app_config(store, plan, flower, task, cache))
+        home, log = Path(aside) / "home", store.folder / "flower.log"
+        where = (
+            simulating(home, log, N)
+            if flower.superlink is None
+            else connected(flower.superlink, flower.root_certificates, home)
+        )
+        with where as superlink:
+            run = superlink.submit(app)
+            try:
+                yield from _follow(store, superlink, run, played)
+            finally:
+                if not store.ended:
+                    superlink.stop(run)
+
+
+def app_config(store: Store, plan: Plan, flower: FlowerOptions, task: str | None, cache: Path | None) -> dict[str, Any]:
+    """All that ServerApp and ClientApp are told. Nodes get it too: it names folders, but holds no secret."""
+    config: dict[str, Any] = {
+        "plan": json.dumps(to_dict(plan)),
+        "run": store.run,
+        "folder": str(store.folder.resolve()),
+        "task": task or "",
+        "noise": flower.drawn_from,
+        "deadline": flower.deadline,
+        "gather": flower.gather,
+        "comeback": flower.comeback,
+    }
+    if flower.superlink is None:
+        config["simulated-private"] = str(store.private.resolve())
+        config["simulated-cache"] = str(cache.resolve()) if cache else ""
+    return config
+
+
+def write_app(folder: Path, config: dict[str, Any]) -> None:
+    """A Flower app is a folder with a pyproject.toml; ours names code that is installed with lindt."""
+    import lindt
+
+    home = "lindt.engines.flower.apps"
+    about = {
+        "project": {"name": "lindt-run", "version": lindt.__version__, "license": "MIT", "dependencies": []},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "lindt",
+                    "components": {"serverapp": f"{home}:server_app", "clientapp": f"{home}:client_app"},
+                    "config": config,
+                }
+            }
+        },
+    }
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(about))
+
+
+def _follow(store: Store, superlink: SuperLink, run: str, played: int) -> Iterator[Event]:
+    path, heard, looked = store.folder / "rounds.jsonl", time.monotonic(), time.monotonic()
+    position = path.stat().st_size if path.exists() else 0
+    while True:
+        ended = store.ended  # before the last look, so that no line is missed
+        lines, position = _grown(path, position)
+        for line in lines:
+            heard = time.monotonic()
+            yield RoundFollowed(line)
+        if ended:
+            yield RunEnded(store, store.summary())
+            return
+        failure = store.folder / FAILURE
+        if failure.exists():
+            raise UserError(f"the run failed on Flower: {failure.read_text().strip()}")
+        if time.monotonic() - looked > CHECK:
+            looked = time.monotonic()
+            superlink.check()
+        if time.monotonic() - heard > ASK:
+            heard = time.monotonic()
+            status = superlink.status(run)
+            if status.startswith("finished") and not store.ended and not failure.exists():
+                raise UserError(f"the run on Flower is {status}; what was played is kept: go on with --resume")
+        time.sleep(LOOK)
+
+
+def _grown(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines that a file has grown by."""
+    if not path.exists():
+        return [], position
+    with path.open("rb") as file:
+        file.seek(position)
+        new = file.read()
+    whole = new[: new.rfind(b"\n") + 1]
+    return [json.loads(line) for line in whole.splitlines()], position + len(whole)

@@ -1,0 +1,145 @@
+"""Which node holds which clients, whether it is still the one that was given a task, and its answers.
+
+A SuperNode forgets the messages it has taken when it is killed, and with a registered key it comes back under its old
+id. So each node has a life: a word in Flower's own client state, lost with the process. Flower's Grid announces an
+answer before its weights are there: answers are pulled in threads, so that a node that dies while it sends does not
+hold up the others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
+from typing import Final, final
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+PULL_WAIT = 1.0  # seconds
+
+
+@final
+class ReplyPoller:
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._running: dict[str, Future[list[Message]]] = {}
+
+    def look(self, message: str) -> list[Message]:
+        """The answer to a message, if it is there; raises what pulling it raised."""
+        known = self._running.pop(message, None)
+        pull = known or self._begin(message)
+        try:
+            return pull.result(0 if known else PULL_WAIT)
+        except TimeoutError:
+            if pull.done():  # it was the pull's own
+                raise
+            self._running[message] = pull
+            return []
+
+    def give_up(self, messages: Sequence[str]) -> None:
+        """Nobody waits for these any more; a pull that is still running ends by itself, or with the process."""
+        for message in messages:
+            self._running.pop(message, None)
+
+    def _begin(self, message: str) -> Future[list[Message]]:
+        pull: Future[list[Message]] = Future()
+
+        def work() -> None:
+            try:
+                pull.set_result(list(self._grid.pull_messages([message])))
+            except BaseException as error:  # noqa: BLE001  # raised where the result is looked at
+                pull.set_exception(error)
+
+        Thread(target=work, daemon=True, name=f"pull {message[:12]}").start()
+        return pull
+
+
+GREETING: Final = "query.clients"
+
+
+AGAIN: Final = 60.0  # seconds after which a greeting without an answer is taken for lost
+
+
+Send = Callable[[RecordDict, str, int, int], str | None]
+
+
+@final
+@dataclass(frozen=True)
+class NodeRecord:
+    """What a node said of itself."""
+
+    clients: frozenset[int]
+    life: str
+
+
+@final
+class NodeRegistry:
+    """`said` tells, by node, what is wrong with the nodes that cannot take part."""
+
+    def __init__(self, grid: Grid, pulls: ReplyPoller, send: Send, clients: int, parameters: int) -> None:
+        self._grid, self._pulls, self._send = grid, pulls, send
+        self._clients, self._parameters = clients, parameters
+        self.known: dict[int, NodeRecord] = {}  # by node, in the order they were met
+        self.said: dict[int, str] = {}
+        self._greeted: dict[str, int] = {}  # greetings without an answer yet: message and node
+        self._when: dict[int, float] = {}  # a node was last greeted
+        self._most, self._whole = 0, 0.0  # clients met at once, and when so many were last seen
+
+    def nodes(self) -> dict[int, int]:
+        """The node of each client; where two claim the same, the one met last: a restarted node has a new name."""
+        return {client: node for node, known in self.known.items() for client in known.clients}
+
+    def missed(self, seconds: float) -> int:
+        """How many clients there were when most were there, if that is no longer ago; 0 else."""
+        return self._most if time.monotonic() < self._whole + seconds else 0
+
+    def life(self, node: int) -> str | None:
+        """None for a node that is not there."""
+        return self.known[node].life if node in self.known else None
+
+    def forget(self, node: int) -> None:
+        """It is greeted anew when it is there."""
+        self.known.pop(node, None)
+        self._greeted = {message: greeted for message, greeted in self._greeted.items() if greeted != node}
+
+    def greet(self, node: int) -> None:
+        message = self._send(RecordDict({"greeting": ConfigRecord({})}), GREETING, node, 0)
+        if message:
+            self._greeted[message], self._when[node] = node, time.monotonic()
+
+    def look(self) -> None:
+        """Greet nodes that are new, hear those greeted before, forget those that are gone."""
+        there = set(self._grid.get_node_ids())
+        self.known = {node: known for node, known in self.known.items() if node in there}
+        self.said = {node: said for node, said in self.said.items() if node in there}
+        self._greeted = {message: node for message, node in self._greeted.items() if node in there}
+        awaited = {node for node in self._greeted.values() if time.monotonic() < self._when[node] + AGAIN}
+        for node in sorted(there - {*self.known, *awaited, *self.said}):
+            self.greet(node)
+        for message, node in list(self._greeted.items()):
+            for answer in self._pulls.look(message):
+                del self._greeted[message]
+                self._hear(node, answer)
+        if len(self.nodes()) >= self._most:
+            self._most, self._whole = len(self.nodes()), time.monotonic()
+
+    def _hear(self, node: int, answer: Message) -> None:
+        try:
+            if answer.has_error():
+                raise ValueError(answer.error.reason)
+            about = json.loads(str(dict(answer.content.config_records["clients"])["about"]))
+            clients, shape = frozenset(about["held"]), (about["clients"], about["parameters"])
+            if shape != (self._clients, self._parameters):
+                raise ValueError(
+                    f"its federation has {shape[0]} clients and {shape[1]} weights, this one {self._clients} and "
+                    f"{self._parameters}"
+                )
+            if not all(type(i) is int and 0 <= i < self._clients for i in clients):
+                raise ValueError(f"holds clients that are none of 0 to {self._clients - 1}")
+            self.known[node] = NodeRecord(clients, str(about.get("life", ""))[:100])
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            self.said[node] = " ".join(str(error).split())[:300]

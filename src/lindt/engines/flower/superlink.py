@@ -1,0 +1,189 @@
+"""Flower's own commands, as the run's start needs them: a SuperLink that simulates, and submit, status, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+from urllib.error import URLError
+
+import tomli_w
+
+from lindt.errors import UserError
+
+NAME: Final = "lindt"  # of the connection in a configuration of our own
+
+
+ANSWERS: Final = 60  # seconds in which a command of Flower's is done, or nobody is there
+
+
+KEPT: Final = "what was played is kept: go on with --resume"
+
+
+# Nothing leaves the machine unasked: no telemetry of Flower's or Ray's, no look for updates.
+QUIET: Final = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def environment(home: Path | None = None) -> dict[str, str]:
+    """For every process of Flower's: its commands are found beside our Python, our modules where we found them."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    modules = os.pathsep.join([str(Path.cwd()), *(p for p in sys.path if p)])  # so that a --task is found there too
+    there = {} if home is None else {"FLWR_HOME": str(home)}
+    return os.environ | QUIET | {"PATH": path, "PYTHONPATH": modules} | there
+
+
+@final
+@dataclass(frozen=True)
+class SuperLink:
+    """A connection by name. `extra` is given with every submission: the size of a simulation."""
+
+    name: str
+    env: Mapping[str, str]
+    extra: tuple[str, ...] = ()
+    address: tuple[str, int] | None = None  # where it is known: a SuperLink that is gone is then seen at once
+
+    def submit(self, app: Path) -> str:
+        found = self._ask("run", str(app), self.name, *self.extra)
+        if not found.get("success") or not found.get("run-id"):
+            raise UserError(f"Flower did not take the run: {found.get('error-message') or found}")
+        return str(found["run-id"])
+
+    def status(self, run: str) -> str:
+        """`running`, `finished:completed`, `finished:failed` ...; a SuperLink that is gone is an error."""
+        self.check()
+        runs = self._ask("list", self.name, "--run-id", run).get("runs") or [{}]
+        return str(runs[0].get("status", "unknown"))
+
+    def check(self) -> None:
+        if self.address is not None:
+            try:
+                socket.create_connection(self.address, timeout=10).close()
+            except OSError as error:
+                raise UserError(f"the SuperLink is gone ({error}); {KEPT}") from None
+
+    def stop(self, run: str) -> None:
+        """As well as can be: the SuperLink may be gone, and the run with it."""
+        with suppress(UserError):
+            self.check()
+            self._flwr("stop", run, self.name)
+
+    def _ask(self, *words: str) -> dict[str, Any]:
+        done = self._flwr(*words, "--format", "json")
+        start = done.stdout.find("{")  # it may talk before it answers
+        try:
+            found, _ = json.JSONDecoder().raw_decode(done.stdout[max(start, 0) :])
+        except ValueError:
+            said = " ".join((done.stderr or done.stdout).split())[-400:]
+            raise UserError(f"`flwr {words[0]}` failed: {said}") from None
+        return found if isinstance(found, dict) else {}
+
+    def _flwr(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "flwr"), *words]
+        try:
+            return subprocess.run(command, env=self.env, capture_output=True, text=True, check=False, timeout=ANSWERS)
+        except subprocess.TimeoutExpired:  # it tries again and again where nobody answers
+            raise UserError(f"`flwr {words[0]}` had no answer within {ANSWERS} s; {KEPT}") from None
+
+
+@contextmanager
+def connected(superlink: str, root_certificates: Path | None, home: Path) -> Iterator[SuperLink]:
+    """A SuperLink that others run: a connection's name in Flower's own configuration, or HOST:PORT."""
+    if not re.search(r":\d+$", superlink):
+        if root_certificates is not None:
+            raise UserError("--root-certificates goes with --superlink HOST:PORT; a named connection has its own")
+        yield SuperLink(superlink, environment())
+        return
+    if root_certificates is not None and not root_certificates.is_file():
+        raise UserError(f"--root-certificates {root_certificates}: there is no such file")
+    trust: dict[str, Any] = {"insecure": True}
+    if root_certificates is not None:
+        trust = {"insecure": False, "root-certificates": str(root_certificates.resolve())}
+    configure(home, {"address": superlink, **trust})
+    host, _, port = superlink.rpartition(":")
+    yield SuperLink(NAME, environment(home), address=(host.strip("[]"), int(port)))
+
+
+@contextmanager
+def simulating(home: Path, log: Path, nodes: int) -> Iterator[SuperLink]:
+    """A SuperLink of our own, on a free port of this machine, whose nodes are simulated by Ray."""
+    port = free_port()
+    configure(home, {"address": f"127.0.0.1:{port}", "insecure": True})
+    command = [
+        str(Path(sys.executable).parent / "flower-superlink"),
+        *("--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)),
+        "--disable-runtime-dependency-installation",
+    ]
+    env = environment(home)
+    with log.open("ab") as said:
+        # In a session of its own: Ctrl-C is for us, and what it starts can be ended with it.
+        process = subprocess.Popen(command, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_for(port, process, log)
+        size = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-log-to-driver=false"
+        yield SuperLink(NAME, env, ("--federation-config", size), ("127.0.0.1", port))
+    finally:
+        end(process)
+
+
+def configure(home: Path, connection: dict[str, Any]) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "config.toml").write_text(tomli_w.dumps({"superlink": {"default": NAME, NAME: connection}}))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> None:
+    end_at = time.monotonic() + seconds
+    while time.monotonic() < end_at:
+        if process.poll() is not None:
+            raise UserError(f"flower-superlink ended at its start; see {log}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+                return
+        except (URLError, OSError):
+            time.sleep(0.1)
+    raise UserError(f"flower-superlink did not answer within {seconds:g} s; see {log}")
+
+
+def end(process: subprocess.Popen[bytes], patience: float = 10) -> None:
+    """A process of ours and all that it started: first it is asked, then whatever is left is killed."""
+    mine = family(process.pid)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    kill(mine)
+    process.wait()
+
+
+def kill(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def family(pid: int) -> list[int]:
+    """A process and its descendants. Flower starts some of them in sessions of their own, so no group holds all."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in listed.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found

@@ -1,0 +1,85 @@
+"""The engine for one process: clients answer one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Self, final
+
+import torch
+
+from lindt.client.client import Client, WorkerContext
+from lindt.client.private_models import PrivateModelCache
+from lindt.client.private_store import BackgroundWriter, FolderStore, MemoryStore, PrivateStore, forget_after
+from lindt.client.training import prepare_model
+from lindt.engines.base import CLOSED, check_tasks
+from lindt.plan.plan import Plan
+from lindt.plan.problem import Problem, first_model
+from lindt.plan.roles import attackers_of, backdoor_of
+from lindt.protocols import Reply, Task
+from lindt.resources import with_threads
+
+
+@final
+class InProcess:
+    """`folder` keeps v_i on disk, under the run's id; without it they live in memory."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        problem: Problem,
+        *,
+        run: str = "",
+        folder: Path | None = None,
+        cache: Path | None = None,
+        device: str = "cpu",
+    ) -> None:
+        versions: PrivateStore = MemoryStore() if folder is None else BackgroundWriter(FolderStore(folder, run))
+        place = WorkerContext(
+            plan=plan,
+            problem=problem,
+            shared=prepare_model(
+                first_model(problem, plan), torch.device(device), problem.data[0][0].take(torch.arange(1))[0]
+            ),
+            versions=versions,
+            cache=PrivateModelCache(cache),
+            device=torch.device(device),
+            attackers=attackers_of(plan, len(problem.data)),
+            backdoor=backdoor_of(plan, problem),
+        )
+        self.versions = versions
+        self._threads, self._closed = plan.threads, False
+        self.clients = [Client(id, place) for id in range(len(problem.data))]
+
+    def available(self) -> Sequence[int]:
+        return range(len(self.clients))
+
+    def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        """When it has ended, every v_i of it is kept for good."""
+        if self._closed:
+            raise RuntimeError(CLOSED)
+        check_tasks(tasks, len(self.clients))
+        return self._replies(tasks)
+
+    def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
+        try:
+            for task in tasks:
+                with with_threads(self._threads), torch.enable_grad():  # not around the yield: the caller has its own
+                    reply = self.clients[task.client].handle(task)
+                yield reply
+        finally:
+            self.versions.settle()
+
+    def close(self) -> None:
+        """Nothing to stop: everything is in this process, and a dispatch leaves nothing unwritten."""
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def forget_after(self, round: int) -> None:
+        for client in self.clients:
+            forget_after(self.versions, client.id, round)

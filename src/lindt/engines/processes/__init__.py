@@ -1,0 +1,1 @@
+"""The engine of worker processes on one machine."""

@@ -1,0 +1,246 @@
+"""The engine for all cores of one machine: one-thread workers that start once, when first needed.
+
+Bitwise the same as in-process with `threads = 1`. Big clients go first, so that no core waits long at a round's
+end; replies are handed on in the order they were asked for, so that nothing depends on who was faster.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Self, final
+
+from lindt.client.private_store import FolderStore, forget_after
+from lindt.client.weights import read_buffers, read_w
+from lindt.engines.base import CLOSED, check_tasks
+from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes, reply_of, shared_file, task_line
+from lindt.errors import UserError
+from lindt.plan.file import to_dict
+from lindt.plan.plan import Plan
+from lindt.plan.problem import Problem, first_model
+from lindt.plan.roles import attackers_of
+from lindt.protocols import Reply, Task
+from lindt.resources import keep_memory
+
+TRIES = 3  # of a task whose worker dies
+
+
+@final
+class _Worker:
+    """One process and the line to it."""
+
+    def __init__(self, setup: dict[str, object], shared: int) -> None:
+        ours, theirs = socket.socketpair()
+        numbers = (theirs.fileno(), shared, os.getpid())
+        command = [sys.executable, "-m", "lindt.engines.processes.__main__", *(str(number) for number in numbers)]
+        # The import path of this process, so that a --task found here is found there.
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(), shared), env=env)
+        theirs.close()
+        self.line = Line(ours)
+        with suppress(ConnectionError):  # if it has died already, its end of the line says so
+            self.line.send(setup)
+        self.ready = False
+        self.stopped = False
+        self.task: int | None = None  # the place of what it works on among the tasks
+
+    def stop(self) -> None:
+        self.stopped = True
+        self.process.kill()
+        self.process.wait()
+        self.line.close()  # last: a worker that finds it closed would say so
+
+
+@final
+class Processes:
+    """Worker processes on this machine. Each builds the problem anew: the plan's own, or that of `task`.
+
+    `task` names a function that returns `problem`, as "module:function". Without it `problem` has to be the plan's
+    own, `problem_for(plan)`. A worker whose problem differs from `problem` refuses to start. `workers` is their number;
+    None is one worker a core.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        problem: Problem,
+        *,
+        task: str | None = None,
+        run: str = "",
+        folder: Path | None = None,
+        cache: Path | None = None,
+        device: str = "cpu",
+        workers: int | None = None,
+    ) -> None:
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise UserError(f"workers = {workers}: give a whole number from 1 on, or None for one worker a core")
+        self._aside = tempfile.TemporaryDirectory(prefix="lindt-")
+        aside = Path(self._aside.name)
+        folder, cache = folder or aside / "private", cache or aside / "cache"
+        model = first_model(problem, plan)
+        buffers = read_buffers(model)
+        shape = (read_w(model).numel(), buffers.floats_F.numel(), buffers.counts_I.numel())
+        self.count = os.cpu_count() or 1 if workers is None else workers
+        self._file = shared_file()
+        self.weights = SharedWeights(self._file.fileno(), *shape, 2 * self.count)
+        self._setup = {
+            "plan": to_dict(plan), "task": task, "run": run, "folder": str(folder.resolve()),
+            "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": 2 * self.count,
+            "problem": problem_hashes(plan, problem),
+        }  # fmt: skip
+        epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
+        hostile = attackers_of(plan, len(problem.data))
+        self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
+        self._versions = FolderStore(folder, run)
+        self._workers: list[_Worker] = []
+        self._dispatch = object()  # stands for the dispatch that the workers' answers belong to
+        self._stillborn = 0  # workers killed one after the other before they were ready
+        self._end = weakref.finalize(self, _stop, self._workers, self._file, self._aside)
+
+    def available(self) -> Sequence[int]:
+        return range(len(self._cost))
+
+    def forget_after(self, round: int) -> None:
+        self._finish_abandoned()  # a worker still at work would write its v_i afterwards
+        for client in self.available():
+            forget_after(self._versions, client, round)
+
+    def close(self) -> None:
+        """Stop the workers. The engine cannot be used afterwards."""
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        self._check_open()
+        check_tasks(tasks, len(self._cost))
+        return self._replies(tasks)
+
+    def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
+        if not tasks:
+            return
+        self._check_open()
+        self._finish_abandoned()
+        this = self._dispatch
+        self._start()
+        self.weights.put(0, tasks[0].w, tasks[0].buffers)
+        waiting = sorted(range(len(tasks)), key=lambda place: self._cost[tasks[place].client])  # popped from the end
+        done: dict[int, Reply] = {}
+        tries = [0] * len(tasks)
+        handed_on = 0
+        with selectors.DefaultSelector() as selector:
+            for index, worker in enumerate(self._workers):
+                selector.register(worker.line.connection, selectors.EVENT_READ, index)
+                if worker.ready:
+                    self._give(worker, index, waiting, tasks)
+            while handed_on < len(tasks):
+                for key, _ in selector.select():
+                    worker = self._workers[key.data]
+                    try:
+                        self._hear(worker, key.data, done)
+                    except EOFError:
+                        selector.unregister(worker.line.connection)
+                        worker = self._replace(key.data, waiting, tries)
+                        selector.register(worker.line.connection, selectors.EVENT_READ, key.data)
+                        continue
+                    self._give(worker, key.data, waiting, tasks)
+                while handed_on in done:
+                    yield done.pop(handed_on)
+                    handed_on += 1
+                    if handed_on < len(tasks):
+                        self._check_open()
+                        if this is not self._dispatch:
+                            raise RuntimeError("this dispatch is over: another one, or forget_after, was called since")
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise RuntimeError(CLOSED)
+
+    def _start(self) -> None:
+        keep_memory()  # here as in the workers: every round has a K x P, and an answer's P for each of K
+        for index in range(self.count):
+            if index == len(self._workers):
+                self._workers.append(self._new_worker(index))
+            elif self._workers[index].stopped:  # by the error that ended the last dispatch
+                self._workers[index] = self._new_worker(index)
+
+    def _new_worker(self, index: int) -> _Worker:
+        return _Worker(self._setup | {"slot": index + 1}, self._file.fileno())
+
+    def _finish_abandoned(self) -> None:
+        """Whoever stopped listening to the last dispatch left workers at work: their answers are for nobody."""
+        self._dispatch = object()
+        for worker in self._workers:
+            if worker.task is not None and not worker.stopped:
+                with suppress(EOFError):  # if it has died, the selector will say so
+                    worker.line.receive()
+                worker.task = None
+
+    def _give(self, worker: _Worker, index: int, waiting: list[int], tasks: Sequence[Task]) -> None:
+        if not waiting:
+            return
+        place = waiting.pop()
+        task, slot = tasks[place], 0
+        if task.w is not tasks[0].w or task.buffers is not tasks[0].buffers:
+            slot = self.count + 1 + index
+            self.weights.put(slot, task.w, task.buffers)
+        worker.task = place
+        with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
+            worker.line.send(task_line(task) | {"weights": slot})
+
+    def _hear(self, worker: _Worker, index: int, done: dict[int, Reply]) -> None:
+        found = worker.line.receive()
+        if "error" in found or "failure" in found:
+            worker.task = None  # it has answered: the next dispatch has nothing to wait for
+            if not worker.ready:
+                worker.stop()  # it could not start; the next dispatch starts another
+            if "error" in found:
+                raise UserError(found["error"])
+            raise RuntimeError(f"a worker failed:\n{found['failure']}")
+        if "ready" in found:
+            worker.ready, self._stillborn = True, 0
+            return
+        assert worker.task is not None
+        w, buffers = self.weights.get(index + 1) if found["trained"] else (None, None)
+        done[worker.task] = reply_of(found, w, buffers)
+        worker.task = None
+
+    def _replace(self, index: int, waiting: list[int], tries: list[int]) -> _Worker:
+        """A worker died (out of memory, killed): another takes its place and its task."""
+        dead = self._workers[index]
+        with suppress(subprocess.TimeoutExpired):
+            dead.process.wait(1)  # its end of the line is closed, so it is about to go: how?
+        dead.stop()
+        if dead.task is not None:
+            tries[dead.task] += 1
+            if tries[dead.task] >= TRIES:
+                raise RuntimeError(f"{TRIES} workers died one after the other on the same task")
+            waiting.append(dead.task)
+        elif not dead.ready:
+            self._stillborn += 1
+            # Killed from outside, it may be tried again; one that ended by itself would do so again.
+            if dead.process.returncode >= 0 or self._stillborn >= TRIES:
+                self._stillborn = 0
+                raise RuntimeError("a worker died before it was ready; see its message above")
+        self._workers[index] = self._new_worker(index)
+        return self._workers[index]
+
+
+def _stop(workers: list[_Worker], file: object, aside: tempfile.TemporaryDirectory[str]) -> None:
+    for worker in workers:
+        worker.stop()
+    workers.clear()
+    file.close()  # type: ignore[attr-defined]
+    aside.cleanup()

@@ -1,0 +1,192 @@
+"""What passes between the detector and the mods besides the user's own messages: an Order out, a Report back.
+
+An Order stands in the config of every message, as plain values: the flag (Alg. 2, s11), the experiment that v_i
+belongs to, the round. It has no field for v_i, and neither has a Report: v_i never leaves its client.
+What comes over the network is checked here; what is no order or no report raises ValueError.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from lindt.client.penalties import NoPenalty, Proximal
+from lindt.errors import UserError, in_short, one_line
+from lindt.protocols import ClientTally, Penalty
+
+PREFIX = "lindt-"
+
+
+REPORT = "lindt"  # the record of a Report in an evaluation's reply
+
+
+MOST = 2**40  # rounds, samples: beyond it no number is meant
+
+
+LARGEST = 1e18  # of a sum: the sum over clients of such is still a number
+
+
+@final
+@dataclass(frozen=True)
+class Instruction:
+    """What the server tells a client. `since` is the round this session of the run went on from: a client that
+    meets a new `session` forgets what it learned after that round. Versions of v_i before `keep` may go."""
+
+    experiment: str
+    session: str
+    since: int
+    round: int
+    keep: int
+    recovering: bool
+
+    def put(self, message: Message) -> None:
+        """Into the message's config; where it has none, into one of its own. One record more would upset DP mods."""
+        configs = message.content.config_records
+        config = next(iter(configs.values())) if configs else ConfigRecord()
+        for name, value in asdict(self).items():
+            config[PREFIX + name] = value
+        if not configs:
+            message.content["config"] = config
+
+    @classmethod
+    def read(cls, message: Message) -> Instruction | None:
+        """None where no detector stands behind the message."""
+        configs = message.content.config_records
+        config: dict[str, Any] = dict(next(iter(configs.values()))) if configs else {}
+        if PREFIX + "experiment" not in config:
+            return None
+        found = {name: config.get(PREFIX + name) for name in cls.__dataclass_fields__}
+        for name in ("experiment", "session"):
+            # They name files on the client: letters and digits only, no way out of a folder.
+            if not isinstance(found[name], str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(found[name])):
+                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no name of an experiment or session")
+        if not isinstance(found["recovering"], bool):
+            raise ValueError(f"{PREFIX}recovering = {in_short(found['recovering'])}: no flag")
+        numbers = {name: whole(found[name], PREFIX + name) for name in ("since", "round", "keep")}
+        return cls(str(found["experiment"]), str(found["session"]), recovering=found["recovering"], **numbers)
+
+
+@final
+@dataclass(frozen=True)
+class ClientReport:
+    """How a client fares on its own test data: sums over samples, no sample. `private` is of the model it trained
+    alone, None where it has none."""
+
+    client: str
+    samples: int
+    central: float  # of the global model
+    local: float  # of what the client predicts with
+    private: float | None
+    wins: int = 0  # samples on which it is better off than alone
+    losses: int = 0
+    percent: bool = True
+
+    @property
+    def beta(self) -> float | None:
+        """beta_i (Eq. 2)."""
+        return None if self.private is None else (self.local - self.private) / self.samples
+
+    def attach(self, content: RecordDict) -> None:
+        """To the reply of the user's own evaluation: values beside the user's metrics, and the sums by themselves."""
+        metrics = content.metric_records
+        values = {"central": self.central, "local": self.local, "private": self.private}
+        shown = {PREFIX + name: value / self.samples for name, value in values.items() if value is not None}
+        if self.beta is not None:
+            shown[PREFIX + "beta"] = self.beta
+        record = next(iter(metrics.values())) if metrics else MetricRecord()
+        record.update(shown)
+        if not metrics:
+            content["metrics"] = record
+        content[REPORT] = ConfigRecord({name: value for name, value in asdict(self).items() if value is not None})
+
+    @classmethod
+    def detach(cls, content: RecordDict) -> ClientReport | None:
+        """Take it out again, so that strategies see the user's metrics alone: they demand the same of every client."""
+        for record in content.metric_records.values():
+            for name in [name for name in record if name.startswith(PREFIX)]:
+                del record[name]
+        if not isinstance(content.get(REPORT), ConfigRecord):
+            return None
+        found: dict[str, Any] = dict(content.config_records[REPORT])
+        del content[REPORT]
+        client, percent = found.get("client"), found.get("percent")
+        if not isinstance(client, str) or not 0 < len(client) <= 200 or not client.isprintable():
+            raise ValueError("a report without a client's name")
+        samples = whole(found.get("samples"), "samples")
+        if samples < 1 or not isinstance(percent, bool):
+            raise ValueError("a report of no samples")
+        central, local = (_number(found.get(name), name) for name in ("central", "local"))
+        private = None if found.get("private") is None else _number(found["private"], "private")
+        wins, losses = (whole(found.get(name), name) for name in ("wins", "losses"))
+        sums = [value for value in (central, local, private) if value is not None]
+        if wins + losses > samples or (percent and not all(0 <= value <= samples for value in sums)):
+            raise ValueError("a report of more than its samples")
+        return cls(client, samples, central, local, private, wins, losses, percent)
+
+    def tally(self) -> ClientTally:
+        def pair(total: float) -> torch.Tensor:
+            return torch.tensor([total, self.samples], dtype=torch.float64)
+
+        private = None if self.private is None else pair(self.private)
+        return ClientTally(self.samples, pair(self.central), pair(self.local), private, self.wins, self.losses)
+
+
+def reports_of(replies: Iterable[Message]) -> tuple[dict[int, ClientReport], dict[int, str]]:
+    """The reports by node, taken out of the replies; and what is wrong with those that are none."""
+    reports: dict[int, ClientReport] = {}
+    faults: dict[int, str] = {}
+    for reply in replies:
+        if not reply.has_error():
+            try:
+                report = ClientReport.detach(reply.content)
+            except ValueError as error:
+                faults[reply.metadata.src_node_id] = one_line(str(error))
+            else:
+                if report is not None:
+                    reports[reply.metadata.src_node_id] = report
+    return reports, faults
+
+
+def whole(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
+        raise ValueError(f"{name} = {in_short(value)}: no whole number from 0 to {MOST}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+        raise ValueError(f"{name} = {in_short(value)}: no number up to {LARGEST:g}")
+    return float(value)
+
+
+Next = Callable[[Message, Context], Message]
+
+
+def instruction_of(message: Message) -> Instruction | None:
+    try:
+        return Instruction.read(message)
+    except ValueError as error:
+        raise UserError(f"the server's order cannot be understood: {error}") from None
+
+
+def record_of(message: Message) -> ArrayRecord:
+    records = message.content.array_records
+    if len(records) != 1:
+        raise UserError(f"the message has {len(records)} records of weights; lindt needs one that holds the model")
+    return next(iter(records.values()))
+
+
+def penalty_of(message: Message) -> Penalty:
+    """FedProx tells its clients mu in the config; w keeps to it in recovery as well."""
+    mu = next(iter(message.content.config_records.values())).get("proximal-mu", 0.0)
+    return Proximal(mu) if isinstance(mu, int | float) and mu > 0 else NoPenalty()
+
+
+def must_be_last(call_next: Next) -> None:
+    if getattr(call_next, "__module__", "").startswith("flwr.") and "make_ffn" in call_next.__qualname__:
+        raise UserError("mods: LindtMod must be the last of them, or clipping and the like would be passed over")

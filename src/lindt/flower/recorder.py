@@ -1,0 +1,321 @@
+"""The server's record of a Flower run: clients by number, a line a round, a checkpoint, in the format of our own runs.
+
+Flower's node ids have 64 bits and no order; a client's number is its place in the order of first sight. What a server
+on Flower does not know stays empty: labels, attackers, sizes of clients that have not answered.
+
+plan.toml holds the rule of detection and the number of rounds; there is no plan behind such a run, so
+`lindt run --resume` refuses it. To go on, start the Flower app again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import time
+import uuid
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final, final
+from weakref import WeakValueDictionary
+
+import flwr
+import tomli_w
+import torch
+from flwr.app import ArrayRecord
+from flwr.serverapp.strategy import Strategy
+
+import lindt
+from lindt.errors import UserError
+from lindt.flower.checkpoint import Saved, check_fit, load_newest, remembered, remind, save
+from lindt.flower.measure import log_message
+from lindt.flower.protocol import ClientReport
+from lindt.flower.replies import ValidReplies
+from lindt.plan.file import to_dict
+from lindt.plan.metrics import METRICS
+from lindt.protocols import Divergence, RecoveryState
+from lindt.runs.checkpoint import put_aside
+from lindt.runs.files import write_whole
+from lindt.runs.store import FORMAT, RoundLog, Store
+from lindt.runs.summary import summarise_rounds
+from lindt.server.recovery import OnDetection
+from lindt.server.scores import Scores, summarise
+
+
+@final
+class RunRecorder:
+    def __init__(self, journal: RunFolder | None) -> None:
+        self.journal = journal
+        self.nodes: list[int] = []  # a node's number is its index here
+        self._numbers: dict[int, int] = {}  # the inverse of `nodes`: a search in the list would be O(N) a node
+        self.clients = 0  # N: nodes connected when last asked
+        self._asked: list[int] = []
+        self._known: dict[int, dict[str, Any]] = {}  # what run.json says of a client, by number
+        self._saved: Saved | None = None
+
+    def take_up(self, rounds: int, strategy: Strategy, arrays: ArrayRecord, *, own_loop: bool) -> Saved | None:
+        """The last checkpoint, with the strategy and the sampler as they were then. `close` gives the folder free."""
+        if self.journal is None:
+            return None
+        self.journal.lock(own_loop=own_loop)
+        try:
+            return self._load(self.journal, rounds, strategy, arrays)
+        except BaseException:
+            self.journal.close()
+            raise
+
+    def _load(self, journal: RunFolder, rounds: int, strategy: Strategy, arrays: ArrayRecord) -> Saved | None:
+        saved, damaged = load_newest(journal.checkpoint, journal.run)
+        if saved:  # before anything is written: a start that is refused changes nothing
+            check_fit(saved.arrays, arrays)
+            remind(strategy, saved.memory)
+        done, count, pending = (saved.round, saved.lines, saved.line) if saved else (0, 0, None)
+        journal.open(rounds, done, count, pending)
+        for text in put_aside(damaged, saved.round) if saved else ():
+            log_message(text, warn=True)
+        self._known = {one["client"]: one for one in journal.about["clients"]}
+        if saved:
+            self.nodes, self._saved = list(saved.nodes), saved
+            self._numbers = {node: number for number, node in enumerate(self.nodes)}
+            random.setstate(saved.sampler)
+        return saved
+
+    def number(self, node: int) -> int:
+        """The node's number; a node that was never seen gets the next one."""
+        if node not in self._numbers:
+            self._numbers[node] = len(self.nodes)
+            self.nodes.append(node)
+        return self._numbers[node]
+
+    def ask(self, round: int, asked: list[int], connected: list[int]) -> None:
+        for node in sorted(connected):
+            self.number(node)
+        if self.journal is not None:
+            self.journal.flush()
+        self.clients, self._asked = len(connected), sorted(self.number(node) for node in asked)
+
+    def played(
+        self,
+        round: int,
+        sifted: ValidReplies,
+        seen: Divergence | None,
+        recovering: bool,
+        state: RecoveryState,
+        arrays: ArrayRecord,
+        strategy: Strategy,
+    ) -> None:
+        """After the aggregate: from here on the round is not lost."""
+        refused = {self.number(node): reason for node, reason in sifted.refused.items()}
+        line = {
+            "round": round,
+            "asked": self._asked,
+            "answered": sorted(self.number(node) for node in sifted.nodes),
+            "refused": [{"client": client, "reason": reason} for client, reason in sorted(refused.items())],
+            **(asdict(seen) if seen else {}),
+            "recovering": recovering,
+            "flag": state.on,
+            "count": state.count,
+            "quiet": state.quiet,
+            "detections": state.detections,
+            "scores": None,
+        }
+        for node, size in zip(sifted.nodes, sifted.sizes_K, strict=True):
+            self._know(self.number(node), train=int(size))
+        if self.journal is None:
+            return
+        memory = remembered(strategy)
+        self.journal.flush()
+        count = self.journal.lines + 1
+        self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, random.getstate(), count)
+        save(self.journal.checkpoint, self.journal.run, self._saved)
+        self._tell_clients(self.journal)
+        self.journal.played(line)
+
+    def scored(self, round: int, reports: dict[int, ClientReport]) -> Scores | None:
+        """After the evaluation: the round's line is whole."""
+        tallies = {self.number(node): report.tally() for node, report in reports.items()}
+        scores = None
+        if tallies:
+            # Each report is a sum over samples and their number: any metric that is a mean reads like accuracy.
+            counted = frozenset(tallies)
+            scores = summarise(tallies, METRICS["accuracy"], counted=counted, alphas=dict.fromkeys(tallies, 1.0))
+            for node, report in reports.items():
+                self._know(self.number(node), test=report.samples, name=report.client)
+            self._tell(round, scores)
+        if self.journal is None or self._saved is None or self._saved.round != round:
+            return scores
+        line = self._saved.line | {"scores": asdict(scores) if scores else None}
+        self._tell_clients(self.journal, all(report.percent for report in reports.values()) if reports else None)
+        self.journal.scored(line)
+        self._saved = replace(self._saved, line=line, sampler=random.getstate())
+        save(self.journal.checkpoint, self.journal.run, self._saved)
+        return scores
+
+    def finish(self) -> None:
+        if self.journal is not None:
+            self.journal.finish()
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+
+    def _tell_clients(self, journal: RunFolder, percent: bool | None = None) -> None:
+        percent = bool(journal.about["metric_in_percent"]) if percent is None else percent
+        journal.know([self._known[client] for client in sorted(self._known)], percent)
+
+    def _know(self, client: int, **found: Any) -> None:
+        nothing = {"client": client, "train": 0, "test": 0, "attacker": False, "labels": {}}
+        self._known[client] = self._known.get(client, nothing | {"node": str(self.nodes[client])}) | found
+
+    def _tell(self, round: int, scores: Scores) -> None:
+        if scores.beta is None:
+            return
+        hurt = sorted((one.beta, one.client) for one in scores.clients if one.beta is not None and one.beta < 0)
+        names = [f"{self._known[client]['name']} ({beta:+.3f})" for beta, client in hurt[:10]]
+        more = f" and {len(hurt) - 10} more" if len(hurt) > 10 else ""
+        who = f"worse off than alone: {', '.join(names)}{more}" if names else "nobody is worse off than alone"
+        log_message(f"round {round}: mean gain beta {scores.beta:+.3f}; {who}", warn=scores.beta < 0)
+
+
+TASK = "a Flower app"
+
+
+# Loops of the user's own have no end that the detector sees. A new one on the same folder ends the one before.
+_OWN_LOOPS: Final[WeakValueDictionary[Path, RunFolder]] = WeakValueDictionary()
+
+
+@final
+class RunFolder:
+    """One run's folder, taken up where it was left.
+
+    A round's line is written when the round is evaluated. Where no evaluation comes it is written when the next round
+    begins, and on `close` at the latest. In a loop of the user's own the last round is written at once, with the
+    summary; an evaluation that still comes replaces both.
+    """
+
+    def __init__(self, folder: Path, name: str, rule: OnDetection, strategies: list[str]) -> None:
+        self.folder, self.rule, self.log = folder, rule, RoundLog(folder)
+        self._clock = time.perf_counter()
+        self._lock, self._process, self._is_open = ExitStack(), 0, False
+        self._pending: dict[str, Any] | None = None  # a round's line that is not written yet
+        self._rounds, self._own_loop = 0, False
+        self.lines = 0  # how many rounds have been played, those of earlier sessions too
+        about = self._read()
+        if about is None:
+            versions = {"lindt": lindt.__version__, "torch": torch.__version__, "flwr": flwr.__version__}
+            about = {
+                "format": FORMAT,
+                "run": uuid.uuid4().hex,
+                "name": name,
+                "task": TASK,
+                "data": None,
+                "class_names": [],
+                "metric_in_percent": True,
+                "clients": [],
+                "versions": versions | {"python": platform.python_version()},
+                "strategies": strategies,
+            }
+        elif about.get("strategies") != strategies:
+            raise UserError(f"{folder} was run with {about.get('strategies')}; start it with the same, or name another")
+        self.about: dict[str, Any] = about
+
+    @property
+    def run(self) -> str:
+        return str(self.about["run"])
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "checkpoint"
+
+    def lock(self, *, own_loop: bool) -> None:
+        """One server a folder, until `close`."""
+        self.close()
+        previous = _OWN_LOOPS.get(self.folder.absolute())
+        if previous is not None:
+            previous.close()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock.enter_context(Store(self.folder, self.about).locked())
+        except OSError as error:
+            raise UserError(f"folder = {self.folder}: cannot be written ({error.strerror}); name another") from None
+        self._process, self._is_open, self._own_loop = os.getpid(), True, own_loop
+        if own_loop:
+            _OWN_LOOPS[self.folder.absolute()] = self
+
+    def open(self, rounds: int, done: int, count: int | None, pending: dict[str, Any] | None) -> None:
+        """Cut back to the checkpoint of round `done`; a round whose line was not written yet gets it now."""
+        self.log.cut_back(done, count, pending)
+        self.lines = len(self.log.lines())
+        try:
+            self._write_about()
+            method = {"adaptation": {"kind": "dual"}, "recovery": to_dict(self.rule)}
+            plan = {"name": self.about["name"], "rounds": rounds, "method": method}
+            write_whole(self.folder / "plan.toml", tomli_w.dumps(plan).encode())
+        except OSError as error:
+            raise UserError(f"folder = {self.folder}: cannot be written ({error.strerror}); name another") from None
+        (self.folder / "summary.json").unlink(missing_ok=True)
+        self._rounds, self._clock = rounds, time.perf_counter()
+        if self._own_loop and done >= rounds:
+            self.finish()
+
+    def played(self, line: dict[str, Any]) -> None:
+        """A round was aggregated and is in the checkpoint."""
+        self.flush()
+        self._pending, self.lines = line, self.lines + 1
+        if self._own_loop and line["round"] >= self._rounds:
+            self.finish()
+
+    def scored(self, line: dict[str, Any]) -> None:
+        """The round was evaluated."""
+        written, self._pending = self._pending is None, line if self._pending is not None else None
+        self.flush()
+        if written and self.log.lines()[-1] != json.loads(
+            json.dumps(line)
+        ):  # evaluated again, or the last round of a loop of the user's own
+            self.log.replace_last(line)
+            if (self.folder / "summary.json").exists():
+                self.finish()
+
+    def flush(self) -> None:
+        """Write the line of a round that was not evaluated."""
+        if not self._is_open:
+            raise UserError(f"{self.folder}: the run was ended, or begun again by another detector; call begin() anew")
+        if self._pending is not None:
+            now, line, self._pending = time.perf_counter(), self._pending, None
+            self.log.append(line, now - self._clock)
+            self._clock = now
+
+    def know(self, clients: list[dict[str, Any]], percent: bool) -> None:
+        """Who takes part, as far as it has shown."""
+        if clients != self.about["clients"] or percent != self.about["metric_in_percent"]:
+            self.about |= {"clients": clients, "metric_in_percent": percent}
+            self._write_about()
+
+    def finish(self) -> None:
+        self.flush()
+        words = "not known here: ask the strategy, where it adds noise"
+        summary = summarise_rounds(self.log.lines(), 10, self.about["metric_in_percent"])
+        summary["privacy"] = {"words": words, "epsilon": None, "delta": None}
+        Store(self.folder, self.about).finish(summary)
+
+    def close(self) -> None:
+        """Write what is not written yet and give the folder free. A forked process leaves both to its parent."""
+        if self._is_open and self._process == os.getpid():
+            with self._lock:
+                try:
+                    self.flush()
+                finally:
+                    self._is_open = False
+
+    def _write_about(self) -> None:
+        write_whole(self.folder / "run.json", json.dumps(self.about, indent=2).encode())
+
+    def _read(self) -> dict[str, Any] | None:
+        if not (self.folder / "run.json").exists():
+            return None
+        about = dict(Store.open(self.folder).about)
+        if about.get("task") != TASK:
+            raise UserError(f"{self.folder} holds a run that is not a Flower app's; name another folder")
+        return about

@@ -1,0 +1,188 @@
+"""What the server takes of what comes back, before the strategy has it: copies of the weights, and who is refused.
+
+An update with NaN, of another shape than the model or without weights would poison the mean or end the run. It is
+refused by name and reason, and the strategy does not see it. Errors that clients report go on to the strategy,
+which has its own way with them.
+
+Legend: K clients answering, P weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Message
+from torch import Tensor
+
+from lindt.errors import UserError, one_line
+from lindt.flower.arrays import values_of
+from lindt.server.detection.detector import flat
+from lindt.server.updates import LONGEST, MOST_SAMPLES
+
+Values = dict[str, np.ndarray]
+
+
+Structure = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+Layout = tuple[frozenset[str], frozenset[tuple[str, str, int]]]
+
+
+def weights_of(record: ArrayRecord, names: frozenset[str]) -> Tensor:
+    """w as one vector, a copy. BatchNorm's statistics are no part of it (`flat` leaves them out)."""
+    return flat({name: array.numpy() for name, array in record.items() if name in names})
+
+
+def float_names(record: ArrayRecord) -> frozenset[str]:
+    """Which arrays are weights. Ask a client's: a strategy's mean turns BatchNorm's counter into a float."""
+    return frozenset(name for name, array in record.items() if "float" in array.dtype)
+
+
+def structure_of(record: ArrayRecord) -> Structure:
+    return tuple(sorted((name, tuple(array.shape)) for name, array in record.items()))
+
+
+@final
+@dataclass(frozen=True)
+class ValidReplies:
+    """`passed` goes on to the strategy; rows of `w_KP` are `nodes`, in order."""
+
+    passed: list[Message]
+    names: frozenset[str]  # of the arrays that make w
+    nodes: list[int]
+    w_KP: Tensor
+    lengths_K: list[float]  # ||w_i - w^{r-1}|| over all arrays, as Flower's clipping counts it; 0 where nobody clips
+    sizes_K: list[float]  # what the strategy weighs them by; ones where nothing is said
+    refused: dict[int, str]
+
+
+def validate_replies(
+    replies: list[Message],
+    sent: ArrayRecord,
+    weighted_by: str,
+    *,
+    clipping: bool = False,
+    clipped_here: bool = False,
+) -> ValidReplies:
+    """`clipping`: the lengths of updates are wanted. `clipped_here`: the strategy clips updates on the server."""
+    whole = [reply for reply in replies if not reply.has_error() and len(reply.content.array_records) == 1]
+    structures = Counter(structure_of(_record(reply)) for reply in whole)
+    # Some apps return other arrays than they were sent (adapters, say): then they agree with one another.
+    expected = structure_of(sent)
+    if structures and expected not in structures:
+        expected = structures.most_common(1)[0][0]
+    before = {name: array.numpy() for name, array in sent.items()} if clipping else {}
+    # What most of them say: one client must not decide what is measured.
+    said = Counter(float_names(_record(reply)) for reply in whole if structure_of(_record(reply)) == expected)
+    names = said.most_common(1)[0][0] if said else frozenset()
+    usual = _usual([reply for reply in whole if structure_of(_record(reply)) == expected])
+    rows: list[tuple[int, Tensor, float, float]] = []
+    refused: dict[int, str] = {}
+    for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+        node = reply.metadata.src_node_id
+        try:
+            values = _read(reply, expected)
+            w = _weights(values, names)
+            size = _size(reply, weighted_by, usual)
+            if clipped_here and not _can_be_clipped(values, before):
+                raise ValueError("its update is zero, which Flower's clipping divides by")
+        except ValueError as fault:
+            refused[node] = one_line(str(fault))
+        else:
+            rows.append((node, w, _length(values, before), size))
+    # In the order they came: a strategy may depend on it.
+    passed = [reply for reply in replies if reply.has_error() or reply.metadata.src_node_id not in refused]
+    w_KP = torch.stack([row[1] for row in rows]) if rows else torch.empty(0, 0)
+    return ValidReplies(passed, names, [r[0] for r in rows], w_KP, [r[2] for r in rows], [r[3] for r in rows], refused)
+
+
+def _record(reply: Message) -> ArrayRecord:
+    return next(iter(reply.content.array_records.values()))
+
+
+def _read(reply: Message, expected: Structure) -> Values:
+    """The arrays of a good reply; ValueError, in words, for any other."""
+    if reply.has_error():
+        raise ValueError(f"failed: {reply.error.reason}")
+    records = reply.content.array_records
+    if len(records) != 1:
+        raise ValueError(f"{len(records)} records of weights where one is wanted")
+    record = _record(reply)
+    if structure_of(record) != expected:
+        raise ValueError("its weights have other names or shapes than the model's")
+    values = {name: values_of(array) for name, array in record.items()}
+    for name, _ in expected:
+        if np.issubdtype(values[name].dtype, np.inexact) and not np.isfinite(values[name]).all():
+            raise ValueError(f"NaN or infinity in {name}")
+    return values
+
+
+def _weights(values: Values, names: frozenset[str]) -> Tensor:
+    for name in sorted(names):
+        if not np.issubdtype(values[name].dtype, np.floating):
+            raise ValueError(f"{name} holds {values[name].dtype}, the others' floats")
+    try:
+        w = flat({name: value for name, value in values.items() if name in names})
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    if not float(torch.linalg.vector_norm(w)) <= LONGEST:
+        raise ValueError("its weights are too large to measure")
+    return w
+
+
+def _length(values: Values, before: Values) -> float:
+    """0 where the arrays are not those that were sent: there is no update then."""
+    if {name: value.shape for name, value in values.items()} != {name: value.shape for name, value in before.items()}:
+        return 0.0
+    squares = [float(np.square(np.float64(value) - before[name]).sum()) for name, value in values.items()]
+    return float(np.sqrt(sum(squares)))
+
+
+def _can_be_clipped(values: Values, before: Values) -> bool:
+    """Flower's clipping divides by the update's length, computed in the weights' own type: there a tiny one is 0."""
+    if values.keys() != before.keys():
+        return True
+    return any(np.linalg.norm(np.subtract(value, before[name])) > 0 for name, value in values.items())
+
+
+def consistent_replies(replies: list[Message], weighted_by: str) -> tuple[list[Message], dict[int, str]]:
+    """The replies to an evaluation that go on to the strategy, and why others do not."""
+    usual = _usual([reply for reply in replies if not reply.has_error()])
+    refused: dict[int, str] = {}
+    for reply in replies:
+        if not reply.has_error():
+            try:
+                _size(reply, weighted_by, usual)
+            except ValueError as fault:
+                refused[reply.metadata.src_node_id] = one_line(str(fault))
+    return [reply for reply in replies if reply.metadata.src_node_id not in refused], refused
+
+
+def _layout(reply: Message) -> Layout:
+    """The names of its records and metrics, with the lengths of lists."""
+    content, found = reply.content, set[tuple[str, str, int]]()
+    for name, record in content.metric_records.items():
+        found |= {(name, key, len(value) if isinstance(value, list) else -1) for key, value in record.items()}
+    return frozenset(content.array_records), frozenset(found)
+
+
+def _usual(replies: list[Message]) -> Layout | None:
+    """What most of them are like: Flower's own strategies end the run where one is unlike the others."""
+    found = Counter(_layout(reply) for reply in replies)
+    return found.most_common(1)[0][0] if found else None
+
+
+def _size(reply: Message, weighted_by: str, usual: Layout | None) -> float:
+    if _layout(reply) != usual:
+        raise ValueError("its records or metrics have other names or lengths than most others'")
+    metrics = reply.content.metric_records
+    value = next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
+    if not isinstance(value, int | float) or not 0 <= value <= MOST_SAMPLES:
+        raise ValueError(f"its {weighted_by} is no number from 0 to {MOST_SAMPLES}")
+    if value == 0:  # a mean over such replies alone divides by zero
+        raise ValueError(f"its {weighted_by} is 0")
+    return float(value)

@@ -1,0 +1,1 @@
+"""What is asked for: a plan, its components by name, and the problem that they describe."""

@@ -1,0 +1,3 @@
+"""lindt.report"""
+
+from __future__ import annotations

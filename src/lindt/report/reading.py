@@ -1,0 +1,356 @@
+"""A run's folder as people read it: whatever state it is in, without torch, with nothing in it believed unchecked.
+
+`lindt.runs.store` reads a folder to go on with the run and refuses a damaged one. Here a damaged line is passed over,
+counted and reported. The plan is read as tables, not as a Plan: a Plan is built of components, which import torch, and
+a folder's plan may be of another version. What is not there is None.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, final
+
+from lindt.errors import UserError
+from lindt.plan.toml import read_toml
+from lindt.runs.schema import ABOUT, ROUND, SUMMARY, TIMING, parsed
+
+State = Literal["running", "ended", "crashed"]
+
+
+DEEPEST = 4  # folders of runs inside folders of runs: runs/compared/lindt is two
+
+
+MOST_FOLDERS = 20_000  # looked into when runs are searched for
+
+
+@final
+@dataclass(frozen=True)
+class Run:
+    """What a folder holds at one moment. `rounds` are the lines of rounds.jsonl that could be read, in order."""
+
+    folder: Path
+    state: State
+    about: dict[str, Any]
+    plan: dict[str, Any]
+    plan_text: str
+    rounds: tuple[dict[str, Any], ...]
+    seconds: dict[int, float]
+    summary: dict[str, Any] | None
+    said: tuple[str, ...]  # what could not be read
+    anew: int = 0  # how often rounds.jsonl was begun anew while it was followed
+
+    @property
+    def name(self) -> str:
+        return str(self.about["name"])
+
+    @property
+    def percent(self) -> bool:
+        return bool(self.about["metric_in_percent"])
+
+    @property
+    def planned(self) -> int | None:
+        """The plan's number of rounds."""
+        return whole_at(self.plan, "rounds")
+
+    @property
+    def scored(self) -> list[dict[str, Any]]:
+        return [line for line in self.rounds if line.get("scores")]
+
+
+@final
+class Reader:
+    """Reads one run, and on: each `read` looks only at what is new in the files that grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rounds = JsonLines(folder / "rounds.jsonl", ROUND)
+        self.timing = JsonLines(folder / "timing.jsonl", TIMING)
+
+    def read(self) -> Run:
+        about_text, plan_text = read_small(self.folder / "run.json"), read_small(self.folder / "plan.toml")
+        if about_text is None or plan_text is None:
+            raise UserError(f"{self.folder} is no run: it has no readable run.json and plan.toml")
+        about = parsed(about_text, ABOUT)
+        if about is None:
+            raise UserError(f"{self.folder}: run.json is damaged, or of another version of lindt")
+        said: list[str] = []
+        # The state first: a run that ends while it is read is then called running, not crashed.
+        held = is_locked(self.folder)
+        ending = read_small(self.folder / "summary.json")
+        summary = None if ending is None else parsed(ending, SUMMARY)
+        if ending is not None and summary is None:
+            said.append("summary.json is damaged and was left out")
+        plan = _plan(plan_text)
+        if not plan:
+            said.append("plan.toml is damaged and was left out")
+        self.rounds.read()
+        self.timing.read()
+        state: State = "ended" if ending is not None else "running" if held else "crashed"
+        said += self._passed_over(state)
+        return Run(
+            self.folder,
+            state,
+            about,
+            plan,
+            plan_text.decode("utf-8", "replace"),
+            tuple(self.rounds.found[r] for r in sorted(self.rounds.found)),
+            {r: line["seconds"] for r, line in self.timing.found.items()},
+            summary,
+            tuple(said),
+            self.rounds.anew,
+        )
+
+    def _passed_over(self, state: State) -> Iterator[str]:
+        for lines in (self.rounds, self.timing):
+            # Half a line is how a round looks while it is being written; it is broken only once nobody writes.
+            broken = lines.broken + (lines.half and state != "running")
+            if broken:
+                yield f"{broken} broken line{'s' if broken > 1 else ''} of {lines.path.name} left out"
+            if lines.cut:
+                yield f"{lines.path.name} is too large; the rounds after {max(lines.found, default=0)} were left out"
+
+
+def read_run(folder: Path) -> Run:
+    return Reader(folder).read()
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """The runs at and below some folders, each once, however often it is named."""
+    found = list(dict.fromkeys(run for folder in folders for run in find_runs(folder)))
+    if not found:
+        raise UserError(f"{', '.join(map(str, folders))}: no run in there; name a run's folder, or one that holds runs")
+    return [read_run(folder) for folder in found]
+
+
+def find_runs(root: Path) -> list[Path]:
+    """The runs at and below a folder, by path. Links to folders are not followed; a run holds no other runs."""
+    if not root.is_dir():
+        raise UserError(f"{root} is no folder; name one that holds runs")
+    found, waiting, looked = [], [(root, 0)], 0
+    while waiting and looked < MOST_FOLDERS:
+        folder, depth = waiting.pop()
+        looked += 1
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:  # a folder that may not be read holds no runs for us
+            continue
+        if any(entry.name == "plan.toml" for entry in entries) and any(entry.name == "run.json" for entry in entries):
+            found.append(folder)
+        elif depth < DEEPEST:
+            waiting += [(Path(entry.path), depth + 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return sorted(found)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process works on the run. The lock is tried and given back at once; `Store.locked` waits that out."""
+    descriptor = open_file(folder / "lock")
+    if descriptor is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _plan(text: bytes) -> dict[str, Any]:
+    try:
+        return read_toml(text.decode("utf-8"), bits=1024)  # Python does not write out a number of 20,000
+    except ValueError:
+        return {}
+
+
+def check_file(out: Path) -> None:
+    """Raise a UserError where no file `out` can be written, before the work is done."""
+    if not out.parent.is_dir():
+        raise UserError(f"-o {out}: there is no folder {out.parent}; make it, or name another place")
+    if out.is_dir():
+        raise UserError(f"-o {out}: that is a folder; name a file")
+
+
+WHOLE_FILE = 8 * 2**20  # plan.toml, run.json, summary.json: kilobytes in truth
+
+
+LONGEST_LINE = 8 * 2**20  # a scored round of 10,000 clients takes about 1.5 MB
+
+
+LONGEST_FILE = 2**28  # 500 rounds of 100 clients, each round scored, take 7 MB
+
+
+def open_file(path: Path) -> int | None:
+    """A descriptor of a plain file; None where there is none. No link is followed, no pipe is waited for."""
+    try:
+        found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(found).st_mode):
+        return found
+    os.close(found)
+    return None
+
+
+def read_small(path: Path) -> bytes | None:
+    """The whole of a small file; None where it is missing, no plain file, or too large to be one of ours."""
+    descriptor = open_file(path)
+    if descriptor is None:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(WHOLE_FILE) if os.fstat(descriptor).st_size <= WHOLE_FILE else None
+
+
+@final
+class JsonLines:
+    """A file with one JSON line a round, read on from where it was left; `read` adds the new ones to `found`.
+
+    Half a line at the end waits for its rest. A file that was replaced or cut back (a run that was resumed) is
+    read anew from its start; `anew` counts how often.
+    """
+
+    def __init__(self, path: Path, shape: Mapping[str, Any]) -> None:
+        self.path, self.shape = path, shape
+        self.anew = 0
+        self._begin(-1)
+
+    def _begin(self, inode: int) -> None:
+        self.found: dict[int, dict[str, Any]] = {}  # by round; of two lines for a round the later
+        self.broken = 0  # lines that cannot be read
+        self.half = False  # the last line has no end yet
+        self.inode, self.offset, self.passing = inode, 0, False
+
+    @property
+    def cut(self) -> bool:
+        return self.offset >= LONGEST_FILE
+
+    def read(self) -> None:
+        descriptor = open_file(self.path)
+        if descriptor is None:
+            self._begin(-1)
+            return
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if status.st_ino != self.inode or status.st_size < self.offset:
+                self.anew += self.offset > 0
+                self._begin(status.st_ino)
+            file.seek(self.offset)
+            self.half = False
+            while not self.cut and (piece := file.readline(LONGEST_LINE)):
+                whole = piece.endswith(b"\n")
+                if not whole and len(piece) < LONGEST_LINE:
+                    self.half = True
+                    return
+                self.offset += len(piece)
+                if self.passing or not whole:  # a line too long to be one of ours, passed over piece by piece
+                    self.passing = not whole
+                    self.broken += whole
+                else:
+                    self._keep(piece)
+
+    def _keep(self, line: bytes) -> None:
+        table = parsed(line, self.shape)
+        if table is None or table["round"] < 1:
+            self.broken += 1
+        else:
+            self.found[table["round"]] = table
+
+
+LEARNS = {
+    "global_only": "FedAvg",
+    "dual": "LINDT",
+    "fine_tune_head": "FB",
+    "apfl": "APFL",
+    "separate": "Separate",
+}
+
+
+STATISTICS = ("delta", "clean", "spread", "median")
+
+
+JOINS = {"trimmed_mean": "trimmed mean", "median": "median", "weighted_mean": "weighted mean"}
+
+
+@final
+@dataclass(frozen=True)
+class DetectionRule:
+    """The rule that Delta is held against (Alg. 2, s8-s11)."""
+
+    epsilon: float
+    patience: int  # r'
+    statistic: str
+    counting: str
+
+
+def at(plan: Mapping[str, Any], *path: str) -> Any:
+    found: Any = plan
+    for name in path:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def whole_at(plan: Mapping[str, Any], *path: str) -> int | None:
+    value = at(plan, *path)
+    return value if type(value) is int and 0 <= value < 2**53 else None
+
+
+def number_at(plan: Mapping[str, Any], *path: str) -> float | None:
+    value = at(plan, *path)
+    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else None
+
+
+def word_at(plan: Mapping[str, Any], *path: str) -> str:
+    value = at(plan, *path)
+    return value if isinstance(value, str) else ""
+
+
+def detection_rule(plan: Mapping[str, Any]) -> DetectionRule | None:
+    """The detector's rule; None where nobody watches."""
+    where = ("method", "recovery")
+    epsilon, patience = number_at(plan, *where, "epsilon"), whole_at(plan, *where, "patience")
+    if word_at(plan, *where, "kind") != "on_detection" or epsilon is None or patience is None:
+        return None
+    statistic, counting = word_at(plan, *where, "statistic"), word_at(plan, *where, "counting")
+    known = statistic if statistic in STATISTICS else "delta"  # it names a field of each round's line
+    return DetectionRule(epsilon, patience, known, counting or "cumulative")
+
+
+def adapts(plan: Mapping[str, Any]) -> bool:
+    """Whether clients learn something for themselves when recovery is on."""
+    return word_at(plan, "method", "adaptation", "kind") not in ("", "global_only")
+
+
+def method_words(plan: Mapping[str, Any]) -> str:
+    """`LINDT on detection`, `FedAvg, watched`, `LINDT, trimmed mean`."""
+    learns = word_at(plan, "method", "adaptation", "kind")
+    name = LEARNS.get(learns, learns or "?")
+    if word_at(plan, "method", "penalty", "kind") == "proximal":
+        name = "FedProx" if name == "FedAvg" else f"{name}, FedProx"
+    recovery = word_at(plan, "method", "recovery", "kind")
+    if recovery == "on_detection":
+        name += " on detection" if adapts(plan) else ", watched"
+    elif recovery == "never" and adapts(plan):
+        name += ", never on"
+    joins = JOINS.get(word_at(plan, "method", "aggregator", "kind"))
+    return f"{name}, {joins}" if joins else name
+
+
+def repeat_command(plan_file: str, task: str | None) -> str:
+    """What a shell is told to play the same run again; the plan holds all that decides its numbers."""
+    if task == "a Flower app":  # lindt.flower.recorder's: its plan.toml holds the detector's rule and no more
+        return "start the Flower app with another folder"
+    words = ["lindt", "run", plan_file, "--out", "runs/again"]
+    return shlex.join(words + (["--task", task] if task else []))
+
+
+def group_of(plan: Mapping[str, Any], task: str | None) -> str:
+    """The same for runs that differ in their seed alone."""
+    rest = {name: value for name, value in plan.items() if name != "seed"}
+    return hashlib.sha256(json.dumps([rest, task], sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,0 +1,226 @@
+"""Runs in the terminal: `lindt runs` lists them, `lindt show` prints one's verdict and charts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lindt.errors import UserError
+from lindt.report.reading import (
+    Run,
+    adapts,
+    detection_rule,
+    find_runs,
+    method_words,
+    read_run,
+    repeat_command,
+    whole_at,
+)
+from lindt.report.verdict import Verdict, detections, gain_summary, plain, points, verdict
+
+COLOURS = {"helps": "green", "mended": "green", "hurts": "red", "suspected": "yellow"}
+
+
+def run_row(run: Run, shown: str) -> dict[str, Any]:
+    """A run in a row of a list: plain values, fractions."""
+    now, last = gain_summary(run), run.rounds[-1] if run.rounds else None
+    rule = detection_rule(run.plan)
+    return {
+        "run": shown,
+        "name": run.name,
+        "state": run.state,
+        "method": method_words(run.plan),
+        "seed": whole_at(run.plan, "seed"),
+        "round": last["round"] if last else 0,
+        "rounds": run.planned,
+        "delta": last.get("delta") if last else None,
+        "beta": now.beta if now else None,
+        "clearly_harmed": now.clearly_harmed if now and now.beta is not None else None,
+        "counted_clients": now.clients if now else None,
+        "flagged": [line["round"] for line in detections(run.rounds)] if rule else None,
+        "metric_in_percent": run.percent,
+        "verdict": verdict(run).sentence,
+    }
+
+
+def run_rows(root: Path) -> Iterator[dict[str, Any]]:
+    """Every run below a folder; one that cannot be read is told, not left out."""
+    for folder in find_runs(root):
+        shown = str(folder.relative_to(root)) if folder != root else folder.resolve().name
+        try:
+            yield run_row(read_run(folder), shown)
+        except UserError as error:
+            yield {"run": shown, "state": "unreadable", "verdict": str(error)}
+
+
+def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
+    table.add_column("run", overflow="fold", min_width=14)
+    table.add_column("state", no_wrap=True)
+    table.add_column("method", overflow="fold")
+    for name in ("round", "Delta", "beta", "worse", "flagged"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(plain(cell)) for cell in _cells(row)))
+    table.caption = (
+        "beta: the mean gain over training alone, in points\n"
+        "worse: clients clearly worse off than alone, by the paired test at 95%"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    if row["state"] == "unreadable":
+        return [row["run"], "unreadable", row["verdict"], *[""] * 5]
+    of = f"/{row['rounds']}" if row["rounds"] else ""
+    worse = "-" if row["clearly_harmed"] is None else f"{row['clearly_harmed']}/{row['counted_clients']}"
+    flagged = "-" if row["flagged"] is None else ", ".join(map(str, row["flagged"])) or "no"
+    return [
+        row["run"],
+        row["state"],
+        row["method"],
+        f"{row['round']}{of}",
+        "-" if row["delta"] is None else f"{row['delta']:.3f}",
+        points(row["beta"], row["metric_in_percent"], sign=True),
+        worse,
+        flagged,
+    ]
+
+
+def show(console: Console, run: Run) -> None:
+    """The verdict, Delta and the gain over rounds, what was left out, and how to repeat the run."""
+    found = verdict(run)
+    console.print(_headline(run, found), soft_wrap=True)
+    marks = Marks() if console.encoding.lower().startswith("utf") else ASCII
+    width = max(20, min(64, console.width - 12))
+    for text in charts(run, marks, width):
+        console.print(Text(text), no_wrap=True, overflow="crop")
+    if run.summary and run.summary.get("privacy"):
+        console.print(Text(f"privacy: {plain(run.summary['privacy']['words'])}"), soft_wrap=True)
+    for said in run.said:
+        console.print(Text(f"note: {said}", style="yellow"), soft_wrap=True)
+    task = run.about.get("task")
+    console.print(Text(f"repeat:  {plain(repeat_command(str(run.folder / 'plan.toml'), task))}"), soft_wrap=True)
+
+
+def _headline(run: Run, found: Verdict) -> Text:
+    text = Text(f"{found.sentence}\n", style=COLOURS.get(found.tone, ""))
+    seed = whole_at(run.plan, "seed")
+    text.append(plain(f"{run.name}, {method_words(run.plan)}, seed {seed}, {run.state}") + "\n", style="dim")
+    return text
+
+
+def charts(run: Run, marks: Marks, width: int) -> list[str]:
+    rule, text = detection_rule(run.plan), list[str]()
+    span = (run.rounds[0]["round"], run.rounds[-1]["round"]) if run.rounds else (0, 0)
+    events = {line["round"]: "D" for line in detections(run.rounds)}
+    events |= {line["round"]: "S" for line in _stops(run)}
+    name = rule.statistic if rule else "delta"
+    deltas = [(line["round"], line[name]) for line in run.rounds if line.get(name) is not None]
+    if rule:
+        title = f"{'Delta' if name == 'delta' else name} against epsilon = {rule.epsilon:g}"
+        text += chart(title, deltas, against=rule.epsilon, span=span, events=events, width=width, marks=marks)
+    else:
+        text += chart("Delta", deltas, against=0.0, span=span, width=width, marks=marks)
+    scale = 100 if run.percent else 1
+    betas = [(line["round"], line["scores"].get("beta")) for line in run.scored]
+    gains = [(round, scale * beta) for round, beta in betas if beta is not None]
+    if gains:
+        unit = ", in points" if run.percent else ""
+        title = f"mean gain over training alone{unit}"
+        text += ["", *chart(title, gains, against=0.0, span=span, events=events, width=width, marks=marks, decimals=1)]
+    if events:
+        on = "recovery on from the next round" if adapts(run.plan) else "this method has no recovery"
+        text += ["", f"D: NFL suspected, {on}" + ("; S: recovery stopped" if "S" in events.values() else "")]
+    return text
+
+
+def _stops(run: Run) -> Iterator[dict[str, Any]]:
+    for before, line in zip(run.rounds, run.rounds[1:], strict=False):
+        if before["flag"] and not line["flag"]:
+            yield line
+
+
+@final
+@dataclass(frozen=True)
+class Marks:
+    """What a chart is drawn with."""
+
+    point: str = "•"
+    rule: str = "┄"
+    side: str = "│"
+    floor: str = "─"
+    corner: str = "└"
+
+
+ASCII = Marks("*", "-", "|", "-", "+")
+
+
+def chart(
+    title: str,
+    values: Sequence[tuple[int, float]],
+    *,
+    against: float,
+    span: tuple[int, int],
+    events: Mapping[int, str] | None = None,
+    width: int = 64,
+    height: int = 8,
+    marks: Marks = Marks(),  # frozen
+    decimals: int = 2,
+) -> list[str]:
+    """Lines of text. `values` are (round, value) within `span`; `against` is drawn across; an event is one letter.
+
+    Each column is the mean of the rounds that fall into it.
+    """
+    if not values:
+        return [f"{title}: nothing yet"]
+    first, last = span
+    columns = max(1, min(width, last - first + 1))
+
+    def column(round: int) -> int:
+        return (round - first) * columns // (last - first + 1)
+
+    cells: dict[int, list[float]] = {}
+    for round, value in values:
+        cells.setdefault(column(round), []).append(value)
+    means = {x: sum(found) / len(found) for x, found in cells.items()}
+    low, high = min(against, *means.values(), 0.0), max(against, *means.values())
+    high = high if high > low else low + 1
+
+    def row(value: float) -> int:
+        return round_half((high - value) / (high - low) * (height - 1))
+
+    picture = [[" "] * columns for _ in range(height)]
+    picture[row(against)] = [marks.rule] * columns
+    for x, value in means.items():
+        picture[row(value)][x] = marks.point
+    numbers = {0: high, row(against): against, height - 1: low}
+    labels = [f"{numbers[y]:.{decimals}f}" if y in numbers else "" for y in range(height)]
+    room = max(len(label) for label in labels)
+    text = [
+        title,
+        *(f"{label:>{room}} {marks.side}{''.join(cells)}" for label, cells in zip(labels, picture, strict=True)),
+    ]
+    text.append(" " * room + f" {marks.corner}" + marks.floor * columns)
+    ends = f"{first}{str(last).rjust(max(0, columns - len(str(first))))}"
+    text.append(" " * (room + 2) + ends + "  round")
+    noted = [" "] * columns
+    for round, letter in (events or {}).items():
+        if first <= round <= last:
+            noted[column(round)] = letter
+    if "".join(noted).strip():
+        text.insert(-1, " " * (room + 2) + "".join(noted).rstrip())
+    return text
+
+
+def round_half(value: float) -> int:
+    """To the nearest row; Python's own rounding goes to even ones at a half, which bends straight lines."""
+    return int(value + 0.5)

@@ -1,0 +1,131 @@
+"""What a run's files hold, field by field: the one description that writers, readers, tables and trackers share.
+
+Run files are input: a line is checked against its shape before it is read. A shape is a type, a list of one shape, a
+table of shapes, or `Nullable` of one. A table may hold more than its shape names, so that a newer lindt's extra fields
+do no harm.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+
+@final
+@dataclass(frozen=True)
+class Nullable:
+    """May be null, and may be missing."""
+
+    shape: Any
+
+
+@final
+@dataclass(frozen=True)
+class MapOf:
+    """A table whose keys are names that the file chooses."""
+
+    shape: Any
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+NUMBER, WHOLE, TEXT, FLAG = float, int, str, bool
+
+
+SCORES = {
+    "central": NUMBER,
+    "local": NUMBER,
+    "private": Nullable(NUMBER),
+    "beta": Nullable(NUMBER),
+    "harmed": Nullable(WHOLE),
+    "clearly_harmed": Nullable(WHOLE),
+    "ties": Nullable(WHOLE),
+    "worst_tenth": Nullable(NUMBER),
+    "attack_central": Nullable(NUMBER),
+    "attack_local": Nullable(NUMBER),
+    "clients": [
+        {
+            "client": WHOLE,
+            "samples": WHOLE,
+            "local": NUMBER,
+            "private": Nullable(NUMBER),
+            "beta": Nullable(NUMBER),
+            "clear": FLAG,
+        }
+    ],
+    "notes": MapOf(NUMBER),
+}
+
+
+ROUND = {
+    "round": WHOLE,
+    "asked": [WHOLE],
+    "answered": [WHOLE],
+    "refused": [{"client": WHOLE, "reason": TEXT}],
+    **{name: Nullable(NUMBER) for name in ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")},
+    "recovering": FLAG,
+    "flag": FLAG,
+    "count": WHOLE,
+    "detections": WHOLE,
+    "scores": Nullable(SCORES),
+}
+
+
+TIMING = {"round": WHOLE, "seconds": NUMBER}
+
+
+ABOUT = {
+    "run": TEXT,
+    "name": TEXT,
+    "task": Nullable(TEXT),
+    "class_names": [TEXT],
+    "metric_in_percent": FLAG,
+    "clients": [{"client": WHOLE, "train": WHOLE, "test": WHOLE, "attacker": FLAG, "labels": MapOf(WHOLE)}],
+    "versions": Nullable(MapOf(TEXT)),
+}
+
+
+SUMMARY = {
+    "rounds": WHOLE,
+    "scored_rounds": WHOLE,
+    **{name: Nullable(NUMBER) for name in ("central", "local", "private", "beta", "worst_tenth")},
+    **{name: Nullable(NUMBER) for name in ("attack_central", "attack_local")},
+    **{name: Nullable(WHOLE) for name in ("harmed", "clearly_harmed", "ties")},
+    "counted_clients": WHOLE,
+    "detected_at": Nullable([WHOLE]),
+    "metric_in_percent": FLAG,
+    "privacy": Nullable({"words": TEXT, "epsilon": Nullable(NUMBER), "delta": Nullable(NUMBER)}),
+}
+
+
+def parsed(text: bytes, shape: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A table of that shape, or None: no JSON, another shape, a number that is none, a character that is none."""
+    try:
+        written = text.decode("utf-8")  # by itself json.loads would take UTF-16 too
+        found = json.loads(written)
+        if _HALF.search(written):
+            json.dumps(found, ensure_ascii=False).encode()  # half a surrogate pair cannot be sent to a browser
+        return found if isinstance(found, dict) and fits(found, shape) else None
+    except (ValueError, RecursionError):  # also an integer of 5,000 digits
+        return None
+
+
+def fits(value: Any, shape: Any) -> bool:
+    if isinstance(shape, Nullable):
+        return value is None or fits(value, shape.shape)
+    if isinstance(shape, MapOf):
+        return isinstance(value, dict) and all(fits(inner, shape.shape) for inner in value.values())
+    if isinstance(shape, list):
+        return isinstance(value, list) and all(fits(item, shape[0]) for item in value)
+    if isinstance(shape, dict):
+        return isinstance(value, dict) and all(fits(value.get(name), inner) for name, inner in shape.items())
+    if shape is float:
+        # Neither NaN nor infinity, as which 1e999 is read; a whole number may be too large for any float.
+        return type(value) in (int, float) and abs(value) < 1e300
+    if shape is int:
+        return type(value) is int and abs(value) < 2**53  # what a page's numbers can hold
+    return type(value) is shape

@@ -1,0 +1,1 @@
+"""The server's side of a round: collect updates, aggregate, detect, decide on recovery, score."""

@@ -1,0 +1,111 @@
+"""When clients recover (Alg. 2, `flag`): never, always, or once the server has detected NFL; and when they stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal, final
+
+from lindt.errors import require
+from lindt.protocols import Evidence, RecoveryState, Statistic, Stop
+from lindt.server.detection.rules import Counting, Rule
+
+
+@final
+@dataclass(frozen=True)
+class Persist:
+    """The second strategy: recovery, once on, never stops."""
+
+    def __call__(self, state: RecoveryState, clients: int) -> bool:
+        return False
+
+
+@final
+@dataclass(frozen=True)
+class EveryoneTreated:
+    """The first strategy: stop after every client has had at least one round of recovery."""
+
+    def __call__(self, state: RecoveryState, clients: int) -> bool:
+        return len(state.treated) >= clients
+
+
+@final
+@dataclass(frozen=True)
+class QuietRounds:
+    """The third strategy: stop after Delta < epsilon in `rounds` consecutive rounds."""
+
+    rounds: int = 10
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 1, "rounds", self.rounds, "ask for at least 1 quiet round")
+
+    def __call__(self, state: RecoveryState, clients: int) -> bool:
+        return state.quiet >= self.rounds
+
+
+@final
+@dataclass(frozen=True)
+class Never:
+    """The flag stays off: plain federated learning."""
+
+    def begin(self) -> RecoveryState:
+        return RecoveryState(on=False)
+
+    def judge(self, state: RecoveryState, evidence: Evidence) -> RecoveryState:
+        return state
+
+
+@final
+@dataclass(frozen=True)
+class Always:
+    """The flag is on from the first round: the paper's all-time mode (Appendix B.2)."""
+
+    def begin(self) -> RecoveryState:
+        return RecoveryState(on=True)
+
+    def judge(self, state: RecoveryState, evidence: Evidence) -> RecoveryState:
+        return state
+
+
+@final
+@dataclass(frozen=True)
+class OnDetection:
+    """Detection and recovery (Alg. 2): the flag goes on when the statistic exceeded epsilon in more than r' rounds.
+
+    After a stop, count, quiet and treated go to 0 and NFL may be detected again: in Alg. 2 `count > r'`
+    would still hold and restart recovery at once. `once` leaves it off for good.
+    """
+
+    epsilon: float = 0.1
+    patience: int = 250
+    statistic: Statistic = "delta"
+    counting: Counting = "cumulative"
+    stop: Stop = field(default_factory=Persist)
+    again: Literal["rearm", "once"] = "rearm"
+
+    def __post_init__(self) -> None:
+        _ = self.rule  # its checks are ours
+
+    @property
+    def rule(self) -> Rule:
+        return Rule(self.epsilon, self.patience, self.statistic, self.counting)
+
+    def begin(self) -> RecoveryState:
+        return RecoveryState(on=False)
+
+    def judge(self, state: RecoveryState, evidence: Evidence) -> RecoveryState:
+        if evidence.seen is None:
+            return state
+        value = evidence.seen.watched(self.statistic)
+        state = replace(
+            state,
+            count=self.rule.count(state.count, value),
+            quiet=state.quiet + 1 if value < self.epsilon else 0,
+        )
+        if state.on:
+            state = replace(state, treated=state.treated | evidence.answered)
+            if self.stop(state, evidence.clients):
+                return RecoveryState(detections=state.detections)
+            return state
+        if self.rule.exceeded(state.count) and not (self.again == "once" and state.detections):
+            return replace(state, on=True, quiet=0, treated=frozenset(), detections=state.detections + 1)
+        return state

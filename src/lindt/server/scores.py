@@ -1,0 +1,154 @@
+"""How well it goes, and for whom: central and local scores, the gain beta_i and beta (Eq. 2, 3), clients harmed.
+
+Clients report tallies: sums over samples that add up over clients. So the central score (all test data pooled) comes
+from the same pass as the local ones, and no client reveals a prediction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from lindt.protocols import ClientTally, Metric
+
+EXACT = 10_000  # samples; there the normal limit is within 0.0001 of the exact test
+
+
+@final
+@dataclass(frozen=True)
+class ClientScore:
+    client: int
+    samples: int
+    local: float
+    private: float | None
+    beta: float | None
+    clear: bool  # |beta_i| is more than chance explains, by the paired test
+
+
+@final
+@dataclass(frozen=True)
+class Scores:
+    """One scored round. Rates and gains are fractions, not percent.
+
+    `private`, `beta` and what follows from beta_i are over the clients with a private score, None where there
+    are none; `without_private` names the others.
+    """
+
+    central: float
+    local: float
+    private: float | None
+    beta: float | None
+    harmed: int | None  # clients with beta_i < 0
+    clearly_harmed: int | None  # ... by the paired test at 95%
+    ties: int | None
+    worst_tenth: float | None  # the mean beta_i of the tenth of the clients that gain least
+    attack_central: float | None  # the backdoor's success rate on the global model
+    attack_local: float | None
+    clients: tuple[ClientScore, ...]
+    notes: dict[str, float]  # what the method logs, averaged over the clients that log it
+
+    @property
+    def without_private(self) -> tuple[int, ...]:
+        """The clients that answered without a private score: no gain is known of them."""
+        return tuple(score.client for score in self.clients if score.private is None)
+
+
+def paired_p_value(wins: int, losses: int) -> float:
+    """McNemar's exact test, two-sided: are as many samples won as lost against training alone?
+
+    Beyond EXACT samples its normal limit: a client that claims a billion of them would hold up the server.
+    """
+    n, k = wins + losses, min(wins, losses)
+    if n == 0:
+        return 1.0
+    if n > EXACT:
+        return math.erfc(max(0.0, abs(wins - losses) - 1) / math.sqrt(2 * n))  # with the correction for whole numbers
+    term = total = 1  # C(n, 0), then each from the one before: thousands of samples take milliseconds
+    for i in range(k):
+        term = term * (n - i) // (i + 1)
+        total += term
+    return min(1.0, float(2 * total / 2**n))
+
+
+def weighted_gain(betas: Sequence[float], weights: Sequence[float]) -> float:
+    """beta (Eq. 3): sum of alpha_i * beta_i, with the alphas normalised to sum to 1."""
+    total = math.fsum(weights)
+    return math.fsum(a * b for a, b in zip(weights, betas, strict=True)) / total
+
+
+def worst_tenth(betas: Sequence[float]) -> float:
+    worst = sorted(betas)[: math.ceil(len(betas) / 10)]
+    return math.fsum(worst) / len(worst)
+
+
+def summarise(
+    tallies: dict[int, ClientTally],
+    metric: Metric,
+    *,
+    counted: frozenset[int],
+    alphas: dict[int, float],
+    notes: Sequence[dict[str, float]] = (),
+) -> Scores:
+    """A round's scores: central over everyone's test data, the rest over the clients that are `counted`."""
+    mine = {i: tallies[i] for i in sorted(tallies) if i in counted}
+    scores = tuple(_client_score(i, tally, metric) for i, tally in mine.items())
+    weights = [alphas[score.client] for score in scores]
+    alone = [(score.private, alphas[score.client]) for score in scores if score.private is not None]
+    gains = [score.beta for score in scores if score.beta is not None]
+    known, shares = bool(gains), [alpha for _, alpha in alone]
+    weighted = any(shares)
+    attack = _attack_rates(list(tallies.values()), list(mine.values()))
+    return Scores(
+        central=metric.value(_total([t.central for t in tallies.values()])),
+        local=weighted_gain([score.local for score in scores], weights),
+        private=weighted_gain([private for private, _ in alone], shares) if weighted else None,
+        beta=weighted_gain(gains, shares) if weighted else None,
+        harmed=sum(beta < 0 for beta in gains) if known else None,
+        clearly_harmed=sum(score.clear and (score.beta or 0) < 0 for score in scores) if known else None,
+        ties=sum(beta == 0 for beta in gains) if known else None,
+        worst_tenth=worst_tenth(gains) if known else None,
+        attack_central=attack[0],
+        attack_local=attack[1],
+        clients=scores,
+        notes=_mean_notes(notes),
+    )
+
+
+def _client_score(client: int, tally: ClientTally, metric: Metric) -> ClientScore:
+    local = metric.value(tally.local)
+    private = None if tally.private is None else metric.value(tally.private)
+    return ClientScore(
+        client,
+        tally.samples,
+        local,
+        private,
+        None if private is None else local - private,  # Eq. 2
+        private is not None and _clear(local - private, tally),
+    )
+
+
+def _clear(beta: float, tally: ClientTally) -> bool:
+    """Significant, and in the direction of beta: a metric other than accuracy may point the other way."""
+    agrees = (tally.wins - tally.losses) * beta > 0
+    return agrees and paired_p_value(tally.wins, tally.losses) < 0.05
+
+
+def _total(tallies: list[Tensor]) -> Tensor:
+    return torch.stack(tallies).sum(0)
+
+
+def _attack_rates(everyone: list[ClientTally], counted: list[ClientTally]) -> tuple[float | None, float | None]:
+    chances, own = sum(t.attack_chances for t in everyone), sum(t.attack_chances for t in counted)
+    central = sum(t.attack_central for t in everyone) / chances if chances else None
+    return central, sum(t.attack_local for t in counted) / own if own else None
+
+
+def _mean_notes(notes: Sequence[dict[str, float]]) -> dict[str, float]:
+    names = sorted({name for note in notes for name in note})
+    values = {name: [note[name] for note in notes if name in note] for name in names}
+    return {name: math.fsum(found) / len(found) for name, found in values.items()}

@@ -1,0 +1,138 @@
+"""What trackers are given, and which ones a run reports to. When one fails, the run goes on without it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, final
+
+from lindt.errors import UserError
+from lindt.runs.play import Event, RoundFollowed, RoundPlayed, RunEnded, RunStarted
+from lindt.runs.summary import round_line
+
+# The package that each needs; its extra and its module here have the tracker's name.
+TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Before anything is written: is there such a tracker, and is it installed?"""
+    for name in names:
+        if name not in TRACKERS:
+            raise UserError(f"--track {name}: choose among {', '.join(TRACKERS)}")
+        if importlib.util.find_spec(TRACKERS[name]) is None:
+            raise UserError(f"--track {name} needs a package that is not there: pip install 'lindt[{name}]'")
+
+
+@final
+class TrackerSet:
+    """A run's trackers. `say` takes a sentence where one of them fails."""
+
+    def __init__(self, names: Sequence[str], say: Callable[[str], None]) -> None:
+        self.names, self.say = list(dict.fromkeys(names)), say
+        self.trackers: dict[str, Tracker] = {}
+
+    def begin(self, folder: Path, run: str, plan: Mapping[str, Any], done: int) -> None:
+        """`run` is the run's id, the same when it goes on after `done` rounds."""
+        for name in self.names:
+            module = importlib.import_module(f"lindt.trackers.{name}_")
+            self._safely(name, partial(module.open_run, folder, run, str(plan["name"]), settings(plan), done))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        for name, tracker in list(self.trackers.items()):
+            self._safely(name, partial(tracker.round, line["round"], round_values(line)))
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        for name, tracker in list(self.trackers.items()):
+            self._safely(name, partial(tracker.end, end_values(summary)))
+
+    def close(self) -> None:
+        for name, tracker in list(self.trackers.items()):
+            self._safely(name, tracker.close)
+        self.trackers.clear()
+
+    def _safely(self, name: str, tell: Callable[[], Tracker | None]) -> None:
+        try:
+            if (opened := tell()) is not None:
+                self.trackers[name] = opened
+        except Exception as error:  # noqa: BLE001  # a tracker's server that is gone must not cost a night's run
+            self.trackers.pop(name, None)
+            reason = str(error).splitlines()[0] if str(error) else ""
+            self.say(f"--track {name} failed and is left out from here on: {type(error).__name__} {reason}")
+
+
+DETECTION = ("delta", "w_div", "clean", "spread", "median", "clipped", "noise_norm", "count")
+
+
+SCORES = ("central", "local", "private", "beta", "worst_tenth", "harmed", "clearly_harmed")
+
+
+ATTACK = ("attack_central", "attack_local")
+
+
+class Tracker(Protocol):
+    """One run in one tracker; made when the run begins, or goes on."""
+
+    def round(self, round: int, values: Mapping[str, float]) -> None: ...
+    def end(self, values: Mapping[str, float]) -> None:
+        """The run has ended, with these results."""
+        ...
+
+    def close(self) -> None:
+        """No more comes, whether the run has ended or not."""
+        ...
+
+
+def round_values(line: Mapping[str, Any]) -> dict[str, float]:
+    """A round's numbers by name; what was not measured in it is left out."""
+    scores: Mapping[str, Any] = line["scores"] or {}
+    values = {
+        **{f"detection/{name}": line.get(name) for name in DETECTION},
+        "detection/recovering": line["recovering"],
+        "clients/answered": len(line["answered"]),
+        "clients/refused": len(line["refused"]),
+        **{f"scores/{name}": scores.get(name) for name in SCORES},
+        **{f"attack/{name.removeprefix('attack_')}": scores.get(name) for name in ATTACK},
+        **{f"adaptation/{name}": value for name, value in (scores.get("notes") or {}).items()},
+    }
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def end_values(summary: Mapping[str, Any]) -> dict[str, float]:
+    """The results: means over the last scored rounds."""
+    names = (*SCORES, *ATTACK, "recovery_rounds", "refused_updates")
+    values = {f"end/{name}": summary.get(name) for name in names}
+    detected = summary.get("detected_at")
+    values["end/detected_at"] = detected[0] if detected else None
+    return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def settings(table: Mapping[str, Any], under: str = "") -> dict[str, str | int | float | bool]:
+    """A plan's fields by their full names: `environment.privacy.sigma`."""
+    found: dict[str, str | int | float | bool] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            found |= settings(value, f"{under}{name}.")
+        else:
+            found[f"{under}{name}"] = value if isinstance(value, str | int | float | bool) else str(value)
+    return found
+
+
+def track_events(events: Iterator[Event], names: Sequence[str], say: Callable[[str], None]) -> Iterator[Event]:
+    tracking = TrackerSet(names, say)
+    try:
+        for event in events:
+            if isinstance(event, RunStarted):
+                store = event.store
+                tracking.begin(store.folder, store.run, store.plan_table(), event.round)
+            elif isinstance(event, RoundPlayed):
+                tracking.round(round_line(event.result))
+            elif isinstance(event, RoundFollowed):
+                tracking.round(event.line)
+            elif isinstance(event, RunEnded):
+                tracking.end(event.summary)
+            yield event
+    finally:
+        tracking.close()

@@ -1,0 +1,103 @@
+"""One snapshot of a run every half second, however many pages follow it: watching must not slow the run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, final
+
+from anyio import to_thread
+
+from lindt.errors import UserError
+from lindt.report.payload import PrivacySpent, progress
+from lindt.report.reading import Run
+from lindt.watch.index import RunIndex
+
+T = TypeVar("T")
+
+
+LOOK_EVERY = 0.5  # seconds
+
+
+LIST_EVERY = 2.0
+
+
+FORGET = 60.0  # a look that nobody asked for again
+
+
+@final
+@dataclass(frozen=True)
+class More:
+    """The event with the rounds after the first `have`, and what in it is no round."""
+
+    event: str
+    rest: str
+    has_rounds: bool
+
+
+@final
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment; None where it is not there or cannot be read. Each event of it is made once."""
+
+    run: Run | None
+    spent: PrivacySpent | None = None
+    told: dict[int, asyncio.Future[More]] = field(default_factory=dict)  # by `have`
+
+
+@final
+class SnapshotCache:
+    """For one event loop. The files are read in other threads."""
+
+    def __init__(self, shelf: RunIndex) -> None:
+        self.shelf = shelf
+        self._kept: dict[str, tuple[float, asyncio.Future[Snapshot]]] = {}
+        self._list: tuple[float, asyncio.Future[str]] | None = None
+
+    async def at(self, id: str) -> Snapshot:
+        now = asyncio.get_running_loop().time()
+        kept = self._kept.get(id)
+        if kept is None or now - kept[0] >= LOOK_EVERY:
+            self._kept = {name: one for name, one in self._kept.items() if now - one[0] < FORGET}
+            kept = self._kept[id] = now, aside(lambda: self._look(id))
+        look = await asyncio.shield(kept[1])  # whoever leaves takes the answer from nobody else
+        if look.run is None:
+            self._kept.pop(id, None)  # visitors may ask for any name
+        return look
+
+    async def more(self, id: str, look: Snapshot, have: int) -> More:
+        if have not in look.told:
+            look.told[have] = aside(lambda: _more(id, look, have))
+        return await asyncio.shield(look.told[have])
+
+    async def listed(self) -> str:
+        """The event with every run in a row."""
+        now = asyncio.get_running_loop().time()
+        if self._list is None or now - self._list[0] >= LIST_EVERY:
+            self._list = now, aside(lambda: event("runs", self.shelf.briefs()))
+        return await asyncio.shield(self._list[1])
+
+    def _look(self, id: str) -> Snapshot:
+        try:
+            run = self.shelf.run(id)
+        except UserError:
+            return Snapshot(None)
+        return Snapshot(run, self.shelf.spent(id, run))
+
+
+def aside(function: Callable[[], T]) -> asyncio.Future[T]:
+    return asyncio.ensure_future(to_thread.run_sync(function))
+
+
+def _more(id: str, look: Snapshot, have: int) -> More:
+    assert look.run is not None
+    assert look.spent is not None
+    found = progress(look.run, id, look.spent, have)
+    rest = json.dumps({name: value for name, value in found.items() if name != "rounds"})
+    return More(event("more", found), rest, bool(found["rounds"]))
+
+
+def event(name: str, value: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n"  # JSON has no line breaks of its own

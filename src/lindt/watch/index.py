@@ -1,0 +1,146 @@
+"""The runs below one folder, and none outside it, each read on from where it was left."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, final
+
+from lindt.errors import UserError, in_short
+from lindt.report.payload import PrivacySpent, budget_is_open, privacy_spent
+from lindt.report.reading import Reader, Run, find_runs, is_locked
+from lindt.report.terminal import run_row
+from lindt.report.verdict import plain, verdict
+
+OPEN_RUNS = 32  # kept in memory with all their rounds
+
+
+BUDGET_EVERY = 10  # rounds: the budget of a run that goes on is computed anew
+
+
+@final
+class RunIndex:
+    """Safe to ask from several threads: one looks at the files at a time."""
+
+    def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise UserError(f"{root} is no folder; name one that holds runs")
+        self.root = root.resolve()
+        self._lock = threading.Lock()
+        self._open: OrderedDict[str, tuple[Reader, object, Run]] = OrderedDict()
+        self._briefs: dict[str, tuple[object, dict[str, Any]]] = {}
+        self._budgets: dict[str, tuple[int, PrivacySpent]] = {}
+        self._computing = threading.Lock()  # one budget at a time
+
+    def folder(self, id: str) -> Path:
+        """The folder of a run. Whatever leads out of the runs' folder, by `..`, by `/` or by a link, is no run."""
+        try:
+            found = self.root / id
+            # By its one name only: `one/`, `./one` and the like would each be kept as a run of its own.
+            inside = found.resolve(strict=True) == found and self.id_of(found) == id
+        except (OSError, ValueError, RuntimeError):  # not there or not inside, a NUL in its name, links that go round
+            inside = False
+        if not inside or not (found / "plan.toml").is_file():
+            raise UserError(f"there is no run {in_short(id)} here")
+        return found
+
+    def id_of(self, folder: Path) -> str:
+        """How the page calls a run. A server started inside a run shows that run."""
+        return "." if folder == self.root else folder.relative_to(self.root).as_posix()
+
+    def run(self, id: str) -> Run:
+        """The run as it is now: the same object as before where its files have not changed."""
+        folder = self.folder(id)
+        with self._lock:
+            reader, kept, run = self._open.pop(id, (None, None, None))
+            reader, now = reader or Reader(folder), _signature(folder)
+            if run is None or kept != now:
+                run = reader.read()
+            self._open[id] = reader, now, run
+            while len(self._open) > OPEN_RUNS:
+                self._open.popitem(last=False)
+            return run
+
+    def told(self, error: UserError) -> str:
+        """An error as visitors may see it: where the runs lie is not their business."""
+        return str(error).replace(f"{self.root}/", "").replace(str(self.root), "the run")
+
+    def spent(self, id: str, run: Run) -> PrivacySpent:
+        """The privacy budget. For a run that has not ended the last one computed: that takes a moment, aside."""
+        if not budget_is_open(run):
+            return privacy_spent(run)
+        step = math.ceil(len(run.rounds) / BUDGET_EVERY) if run.state == "running" else -len(run.rounds)
+        known = self._budgets.get(id)
+        if (known is None or known[0] != step) and self._computing.acquire(blocking=False):
+            threading.Thread(target=self._compute, args=(id, run, step), daemon=True).start()
+        return known[1] if known else privacy_spent(run)
+
+    def _compute(self, id: str, run: Run, step: int) -> None:
+        try:
+            self._budgets[id] = (step, privacy_spent_so_far(run))
+        finally:
+            self._computing.release()
+
+    def briefs(self) -> list[dict[str, Any]]:
+        """A row for every run; one that has not changed is not read again."""
+        rows = []
+        for folder in find_runs(self.root):
+            id, now = self.id_of(folder), _signature(folder)
+            if not is_text(id):
+                rows.append({"run": plain(id), "state": "unreadable", "verdict": "its folder's name is no text"})
+                continue
+            kept = self._briefs.get(id)
+            if kept is None or kept[0] != now:
+                kept = self._briefs[id] = (now, self._brief(id))
+            rows.append(kept[1])
+        return rows
+
+    def _brief(self, id: str) -> dict[str, Any]:
+        try:
+            run = self.run(id)
+        except UserError as error:
+            return {"run": id, "state": "unreadable", "verdict": self.told(error)}
+        return {**run_row(run, id), "tone": verdict(run).tone}
+
+
+def _signature(folder: Path) -> object:
+    """What changes when a run does."""
+    found: list[object] = [is_locked(folder)]
+    for name in ("run.json", "plan.toml", "rounds.jsonl", "timing.jsonl", "summary.json"):
+        try:
+            status = os.lstat(folder / name)
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
+
+
+def is_text(name: str) -> bool:
+    """Whether it can be sent: a file's name may be any bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def privacy_spent_so_far(run: Run) -> PrivacySpent:
+    """The budget of the rounds played so far. It takes a second or two, as it imports the plan's components."""
+    buffers = run.about.get("float_buffers")
+    if not isinstance(buffers, bool):
+        return privacy_spent(run)  # written before run.json said so
+    if not run.rounds:
+        return PrivacySpent("nothing yet: no round was played")
+    from lindt.plan.file import from_dict
+    from lindt.runs.summary import privacy_budget
+
+    try:
+        plan = from_dict(run.plan)
+        clients = len(run.about["clients"])
+        found = privacy_budget(plan, clients, list(run.rounds), buffers)
+    except UserError as error:  # a plan of another version, or damaged: its budget is not ours to say
+        return PrivacySpent(f"not known: {error}")
+    return PrivacySpent(f"so far {found['words']}", found["epsilon"], found["delta"])

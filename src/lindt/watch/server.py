@@ -1,0 +1,194 @@
+"""The server of `lindt watch` (Starlette on uvicorn): the page, the list of runs, a run, and what is new in it.
+
+/             the page
+/api/runs     every run in a row
+/api/run      one run whole: ?id=demo/recovered
+/api/events   server-sent events: `runs` when the list changes; for each ?id=...&have=N `more` with the rounds after
+              the first N, or `anew` when the run was cut back and has to be taken whole again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, final
+
+import uvicorn
+from anyio import to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from lindt.errors import UserError, in_short
+from lindt.report.page import empty_page, script_hashes
+from lindt.report.payload import PrivacySpent, whole_run
+from lindt.report.reading import Run
+from lindt.watch.auth import AuthMiddleware, policy
+from lindt.watch.cache import LIST_EVERY, LOOK_EVERY, SnapshotCache, event
+from lindt.watch.index import RunIndex
+from lindt.watch.timeouts import TimeoutProtocol
+
+LIST_LOOKS = round(LIST_EVERY / LOOK_EVERY)
+
+
+UNHURRIED = 25  # streams that hear every half second
+
+
+MOST_FOLLOWED = 24  # runs in one stream
+
+
+MOST_CONNECTIONS = 512  # and no more tasks than that; a thousand files is what a process may open
+
+
+@final
+class Site:
+    """What the routes share."""
+
+    def __init__(self, shelf: RunIndex) -> None:
+        self.shelf, self.looks, self.page = shelf, SnapshotCache(shelf), empty_page()
+        self.closing = False
+        self.streams = 0  # that are open now
+
+    async def show_page(self, _: Request) -> Response:
+        return HTMLResponse(self.page)
+
+    async def list_runs(self, _: Request) -> Response:
+        return JSONResponse(await to_thread.run_sync(self.shelf.briefs))
+
+    async def show_run(self, request: Request) -> Response:
+        id = request.query_params.get("id", "")
+        try:
+            return JSONResponse(await to_thread.run_sync(self._whole, id))
+        except UserError as error:
+            return PlainTextResponse(self.shelf.told(error), 404)
+
+    def _whole(self, id: str) -> dict[str, Any]:
+        run = self.shelf.run(id)
+        return {**whole_run(run, id, self.shelf.spent(id, run)), "command": self._repeat(id, run.about)}
+
+    def _repeat(self, id: str, about: dict[str, Any]) -> str:
+        from lindt.report.reading import repeat_command
+
+        return repeat_command(str(self.shelf.folder(id) / "plan.toml"), about.get("task"))
+
+    async def stream(self, request: Request) -> Response:
+        ids, have = request.query_params.getlist("id"), request.query_params.getlist("have")
+        if len(ids) != len(have) or len(ids) > MOST_FOLLOWED or not all(n.isdecimal() and len(n) < 9 for n in have):
+            return PlainTextResponse(f"give id and have in pairs, at most {MOST_FOLLOWED}", 400)
+        followed = []
+        for id, n in zip(ids, have, strict=True):
+            run = (await self.looks.at(id)).run
+            if run is None:
+                return PlainTextResponse(f"there is no run {in_short(id)} here that can be read", 404)
+            followed.append(Followed(self.looks, id, int(n), run.anew))
+        if request.method == "HEAD":  # its answer ends here, a stream would not
+            return Response(media_type="text/event-stream")
+        return StreamingResponse(self._events(followed), media_type="text/event-stream")
+
+    async def _events(self, followed: list[Followed]) -> AsyncIterator[str]:
+        listed, looks = "", 0
+        self.streams += 1
+        try:
+            while not self.closing:
+                if not followed and looks % LIST_LOOKS == 0:
+                    rows = await self.looks.listed()
+                    if rows != listed:
+                        yield rows
+                    listed = rows
+                for one in followed:
+                    if news := await one.news():
+                        yield news
+                if looks % 20 == 0:
+                    yield ": still here\n\n"  # an answer at once, and no idle line for a proxy to cut
+                looks += 1
+                # With more pages each hears less often: all together take no more of the machine.
+                await asyncio.sleep(LOOK_EVERY * max(1.0, self.streams / UNHURRIED))
+        finally:
+            self.streams -= 1
+
+
+@final
+class Followed:
+    """A run that one page follows, and how much of it the page has."""
+
+    def __init__(self, looks: SnapshotCache, id: str, have: int, anew: int) -> None:
+        self.looks, self.id, self.have, self.anew = looks, id, have, anew
+        self.run: Run | None = None  # as it was last told, with its budget
+        self.spent: PrivacySpent | None = None
+        self.rest = ""
+
+    async def news(self) -> str:
+        """An event, or nothing."""
+        look = await self.looks.at(self.id)
+        run = look.run
+        if run is None or (run is self.run and look.spent == self.spent):
+            return ""  # taken away, and it may come back; or nothing new
+        if run.anew != self.anew or len(run.rounds) < self.have:
+            self.anew, self.have, self.run, self.rest = run.anew, len(run.rounds), None, ""
+            return event("anew", {"id": self.id})
+        more = await self.looks.more(self.id, look, self.have)
+        self.run, self.spent, old = run, look.spent, self.rest
+        self.have, self.rest = len(run.rounds), more.rest
+        return more.event if more.has_rounds or more.rest != old else ""
+
+
+def build_app(site: Site, host: str, port: int, token: str | None) -> ASGIApp:
+    routes = [
+        Route("/", site.show_page),
+        Route("/api/runs", site.list_runs),
+        Route("/api/run", site.show_run),
+        Route("/api/events", site.stream),
+    ]
+    site_map = Starlette(routes=routes)
+    site_map.router.redirect_slashes = False  # it would send visitors to whatever host their request named
+    return AuthMiddleware(site_map, host, port, token, policy(*script_hashes(site.page)))
+
+
+def configuration(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        # Not whatever else is installed: uvicorn would take websockets, which nothing here speaks, and uvloop.
+        http=TimeoutProtocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="off",
+        log_level="error",  # what visitors get wrong is not the operator's to read
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=2,
+    )
+
+
+@final
+class _Server(uvicorn.Server):
+    """Streams end when the server is told to stop; otherwise it would wait for every open page."""
+
+    site: Site
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.site.closing = True
+        super().handle_exit(sig, frame)
+
+
+def serve(root: Path, host: str, port: int, token: str | None, ready: Callable[[str], None]) -> None:
+    """Serve until interrupted. `ready` is called with the address once the port is taken."""
+    site = Site(RunIndex(root))
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        door = socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{host}:{port} cannot be served: {reason}; name another --host or --port") from None
+    with door:
+        port = door.getsockname()[1]
+        server = _Server(configuration(build_app(site, host, port, token)))
+        server.site = site
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{port}/{f'?token={token}' if token else ''}")
+        server.run(sockets=[door])

@@ -1,0 +1,1 @@
+"""The paper's findings as checks over the kept results."""

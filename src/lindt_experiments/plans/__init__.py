@@ -1,0 +1,1 @@
+"""Which runs each table and figure needs, as plans."""

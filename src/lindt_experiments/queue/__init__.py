@@ -1,0 +1,1 @@
+"""Runs the plans in processes of their own and reports progress."""

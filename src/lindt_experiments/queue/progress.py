@@ -1,0 +1,105 @@
+"""How the queue's news reach people and machines: one bar for everything, or a line of JSON for each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Protocol, final
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from lindt_experiments.queue.jobs import Job
+from lindt_experiments.queue.queue import JobEvent
+
+
+class ProgressReporter(Protocol):
+    def tell(self, news: JobEvent) -> None: ...
+
+
+@final
+class Lines:
+    """For machines."""
+
+    def tell(self, news: JobEvent) -> None:
+        line: dict[str, object] = {"event": news.happening, "run": news.job.name}
+        if news.happening in ("started", "round"):
+            line |= {"round": news.round, "rounds": news.job.plan.rounds}
+        if news.error:
+            line["error"] = news.error
+        say_json(line)
+
+
+@final
+class Bar:
+    """For people: the share of all work that is done, the time left, and what is being played."""
+
+    def __init__(self, console: Console, progress: Progress, task: TaskID, jobs: Sequence[Job]) -> None:
+        self.console, self.progress, self.task = console, progress, task
+        self.before = {job.key: job.played() for job in jobs}
+        # Of those that share private models one trains them; a run that is resumed has them already.
+        first = {job.models: job.key for job in reversed(jobs) if not self.before[job.key]}
+        self.alone = {job.key: job.work.alone if first.get(job.models) == job.key else 0.0 for job in jobs}
+        self.total = {j.key: self.alone[j.key] + j.work.round * (j.plan.rounds - self.before[j.key]) for j in jobs}
+        self.done = dict.fromkeys(self.total, 0.0)
+        self.playing: dict[str, str] = {}
+        self.ended, self.jobs = 0, len(jobs)
+        progress.update(task, total=sum(self.total.values()))
+
+    def tell(self, news: JobEvent) -> None:
+        job, work = news.job, news.job.work
+        alone, played = self.alone[job.key], f"{news.round}/{job.plan.rounds}"
+        if news.happening == "alone":
+            self.done[job.key] = min(self.done[job.key] + alone / max(news.clients, 1), alone)
+            self.playing[job.key] = f"{job.plan.name} each client alone"
+        elif news.happening in ("started", "round"):
+            new = news.round - self.before[job.key]
+            self.done[job.key] = work.round * new + alone if new > 0 else 0.0
+            self.playing[job.key] = f"{job.plan.name} {played}"
+        elif news.happening == "waiting":
+            self._say(f"{job.name}: another process is playing it; waiting for its end")
+        else:
+            self.playing.pop(job.key, None)
+            self.done[job.key] = self.total[job.key]
+            self.ended += 1
+        if news.happening == "failed":
+            self._say(f"[red]failed[/] {job.name}:\n{escape(news.error)}")
+            self._say(f"  alone: lindt run {job.plan_file} --out {job.folder} --resume --engine inprocess")
+        state = f"{self.ended}/{self.jobs} runs  {', '.join(self.playing.values())}"
+        self.progress.update(self.task, completed=sum(self.done.values()), state=state)
+        if news.happening == "ended" and not self.console.is_terminal:  # a file shows no bar
+            left = self.progress.tasks[0].time_remaining
+            time = "" if left is None else f", {timedelta(seconds=round(left))} left"
+            self._say(f"{job.name} ended: {self.ended} of {self.jobs} runs{time}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress_for(console: Console, as_json: bool, jobs: Sequence[Job]) -> Iterator[ProgressReporter]:
+    if as_json or not jobs:
+        yield Lines()
+        return
+    progress = Progress(
+        BarColumn(bar_width=24),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("gone,"),
+        TimeRemainingColumn(),
+        TextColumn("left  {task.fields[state]}"),
+        console=console,
+        transient=True,
+        speed_estimate_period=900,
+    )
+    with progress:
+        yield Bar(console, progress, progress.add_task("all", state=f"0/{len(jobs)} runs"), jobs)
+
+
+def say_json(line: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,246 @@
+"""The command line as a person or a script meets it: what is printed, what is written, the exit code."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SMALL = ["--set", "alone.epochs=2", "--set", "model.kind=linear", "--set", "method.adaptation.kind=global_only"]
+DUAL = ["--set", "alone.epochs=2", "--set", "method.recovery.patience=0"]
+
+
+@pytest.fixture
+def lindt(tmp_path: Path):  # type: ignore[no-untyped-def]
+    """Run the real command in an empty folder."""
+
+    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "lindt.cli", *arguments],
+            cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        return done
+
+    return call
+
+
+def environment(folder: Path) -> dict[str, str]:
+    warnings = "error,ignore:'click:DeprecationWarning"  # as in pyproject.toml
+    return os.environ | {"LINDT_CACHE": str(folder / "cache"), "COLUMNS": "120", "PYTHONWARNINGS": warnings}
+
+
+def test_run_says_what_happens_and_leaves_a_folder(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    said = lindt("run", "--rounds", "3", "--out", "mine", *DUAL).stdout
+    assert "round 1: NFL suspected: Delta was above epsilon = 0.1 in 1 rounds, more than r' = 0" in said
+    assert "NFL confirmed: the mean gain beta is -" in said
+    assert "no meaningful guarantee" in said
+    assert (tmp_path / "mine" / "summary.json").exists()
+    assert "mine" in lindt("run", "--out", "mine", "--resume").stdout  # ended: exits 0 and changes nothing
+
+
+def test_json_lines_for_machines(lindt) -> None:  # type: ignore[no-untyped-def]
+    lines = [json.loads(line) for line in lindt("run", "--rounds", "2", "--json", *SMALL).stdout.splitlines()]
+    assert [line["event"] for line in lines] == ["round", "round", "end"]
+    assert lines[0]["round"] == 1
+    assert lines[-1]["folder"] == "runs/digits-nfl-seed0"
+
+
+def test_compare_prints_a_table_with_references(lindt) -> None:  # type: ignore[no-untyped-def]
+    common = ["--rounds", "2", "--set", "alone.epochs=2"]
+    said = lindt("compare", "--methods", "fedavg,lindt-tm", *common).stdout
+    for word in ("fedavg", "lindt-tm", "alone", "centralized", "central", "local", "beta", "worse off"):
+        assert word in said
+    again = lindt("compare", "--methods", "fedavg,lindt-tm", "--json", "--resume", *common).stdout.splitlines()
+    assert [json.loads(line)["event"] for line in again] == ["end", "end", "reference"]
+
+
+def test_methods_and_describe(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert "trimmed_mean(share=0.2)" in lindt("methods").stdout
+    said = lindt("data", "describe", "digits-nfl", "-o", "labels.png").stdout
+    assert "20 clients, 90 samples each" in said
+    assert (tmp_path / "labels.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads(lindt("data", "describe", "--json", "-o", "labels.png").stdout)
+    assert sum(sum(one["labels"].values()) for one in found["clients"]) == sum(one["train"] for one in found["clients"])
+
+
+@pytest.mark.slow
+def test_export_is_checked_against_the_run(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    import torch
+    from safetensors.torch import load_file
+
+    lindt("run", "--rounds", "4", "--out", "mine", *DUAL, "--set", "environment.participation.rate=1.0")
+    said = lindt("export", "mine", "--client", "7").stdout
+    assert "the client's own (shared and private weights) after round 4" in said
+    folder = tmp_path / "mine" / "export" / "client-7"
+    weights = load_file(folder / "model.safetensors")
+    assert weights["shared.fc2.weight"].shape == weights["private.fc2.weight"].shape == (10, 64)
+    assert not torch.equal(weights["shared.fc2.weight"], weights["private.fc2.weight"])
+    # A plain module: it needs nothing of lindt, and takes a batch of any size.
+    script = "import sys, torch; m = torch.export.load(sys.argv[1]).module(); print(m(torch.zeros(5, 1, 8, 8)).shape); assert not any(n.startswith('lindt') for n in sys.modules)"  # fmt: skip  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", script, str(folder / "model.pt2")], capture_output=True, text=True)
+    assert done.stdout.strip() == "torch.Size([5, 10])", done.stderr
+    assert "exists already" in lindt("export", "mine", "--client", "7", code=2).stderr
+    assert "clients 0 to 19" in lindt("export", "mine", "--client", "20", code=2).stderr
+
+
+MISTAKES = [
+    (
+        ["run", "--set", "environment.privacy.sigm=1"],
+        "environment.privacy.sigm = 1: no such field; did you mean 'sigma'?",
+    ),
+    (["run", "--set", "rounds=many"], "rounds = 'many': give a whole number"),
+    (["run", "--set", "environment.participation.active_clients=30"], "K is more than the N = 20 clients"),
+    (["run", "--set", "data.allocation={kind='classes', per_client=11}"], "data.allocation.per_client = 11"),
+    (["run", "--set", "method.aggregator={kind='trimmed_mean', share=0.5}"], "method.aggregator.share = 0.5"),
+    (["run", "--set", "method.recovery.epsilon=0"], "method.recovery.epsilon = 0.0"),
+    (["run", "--set", "method.adaptation.points=['fc9']"], "method.adaptation.points = 'fc9': no such submodule"),
+    (["run", "--set", "method.adaptation.points=['fc2']"], "its output are the logits"),
+    (["run", "--set", "model=cnn"], "client 0: model, loss or metric do not fit the data"),
+    (["run", "--set", "environment.threat.relabel=[[4,99]]"], "environment.threat: labels from -1 to 99"),
+    (["run", "--set", "data.test_share=0.0001"], "data.clients = 20"),
+    (["data", "describe", "-o", "x.foo"], "name a .png, .svg or .pdf file"),
+    (["data", "describe", "-o", "/nonexistent/x.png"], "No such file or directory"),
+    (["compare", "--methods", "fedavg,fedavg"], "--methods names fedavg twice"),
+    (["compare", "--set", "method.aggregator=median"], "compare takes its methods from --methods"),
+    (["run", "--set", "environment.threat.per_batch=10"], "environment.threat.per_batch = 10"),
+    (["run", "--set", "environment.threat.relabel=[[44,1]]"], "environment.threat.relabel"),
+    (["run", "nowhere.toml"], "plan 'nowhere.toml': No such file"),
+    (["run", "--engine", "warp"], "--engine warp"),
+    (["run", "--device", "tpu"], "--device tpu: choose among cpu, cuda"),
+    (["run", "--set", "data.allocation.kind=roles"], "role"),
+    (["run", "--out", "/proc/no/run"], "cannot be written"),
+    (["run", "--task", "nothing"], "package.module:function"),
+    (["compare", "--methods", "fedsgd"], "--methods fedsgd: choose among"),
+    (["export", "nowhere", "--client", "1"], "is no run"),
+    (["run", "--rounds", "0"], "rounds = 0: at least 1 round"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), MISTAKES, ids=[" ".join(a) for a, _ in MISTAKES])
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from lindt.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LINDT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "argv", ["lindt", *arguments])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        main.main()
+    signal.signal(signal.SIGTERM, before)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert complaint in said
+    assert not (tmp_path / "runs").exists()  # nothing was begun
+
+
+def stopped_by(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line, where a command ends with this error."""
+    from lindt.cli import main
+
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(main, "app", fail)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        main.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(errno.EACCES, "Permission denied", "runs"), "error: runs: Permission denied"),
+        (FileNotFoundError(errno.ENOENT, "No such file", "x.toml"), "error: x.toml: No such file"),
+        (OSError(errno.ENOSPC, "No space left on device"), "error: No space left on device"),
+        (OSError(errno.EADDRINUSE, "Address already in use"), "error: Address already in use"),
+        (OSError(errno.EXDEV, "Invalid cross-device link", "a", None, "b"), None),
+        (PermissionError(errno.EPERM, "Operation not permitted"), None),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), None),
+        (ChildProcessError(errno.ECHILD, "No child processes"), None),
+        (OSError("something else"), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, OSError) else str(value)[:20],
+)
+def test_an_error_of_the_system_is_one_line_only_where_the_user_can_mend_it(
+    error: OSError, said: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(OSError if said is None else SystemExit) as stopped:
+        stopped_by(error, monkeypatch)
+    assert capsys.readouterr().err == ("" if said is None else said + "\n")
+    assert stopped.value is error or isinstance(stopped.value, SystemExit)
+
+
+def test_a_run_that_exists_is_not_touched(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    lindt("run", "--rounds", "1", "--out", "mine", *SMALL)
+    kept = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
+    assert "holds a run already" in lindt("run", "--rounds", "1", "--out", "mine", *SMALL, code=2).stderr
+    assert {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()} == kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_says_how_to_go_on_and_goes_on_to_the_same_bytes(lindt, tmp_path: Path, number: int) -> None:  # type: ignore[no-untyped-def]
+    plan = ["--rounds", "12", "--set", "name=a-name-of-its-own", *DUAL]
+    command = [sys.executable, "-m", "lindt.cli", "run", "--out", "cut", *plan]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
+    lines = tmp_path / "cut" / "rounds.jsonl"
+    deadline = time.monotonic() + 60
+    while not (lines.exists() and lines.read_bytes().count(b"\n") >= 3):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "--resume goes on" in said
+    assert 3 <= lines.read_bytes().count(b"\n") < 12
+    assert "a-name-of-its-own: resumed after round" in lindt("run", "--out", "cut", "--resume").stdout
+    lindt("run", "--out", "straight", *plan)
+    assert lines.read_bytes() == (tmp_path / "straight" / "rounds.jsonl").read_bytes()
+
+
+def test_help_does_not_import_torch() -> None:
+    script = "import sys; sys.argv = ['lindt', '--help']\nfrom lindt.cli.main import main\ntry: main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"  # fmt: skip  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "compare" in done.stdout
+
+
+def test_the_flags_are_frozen() -> None:
+    import typer.main
+
+    from lindt.cli.main import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    flags = {name: sorted(o for p in command.params for o in p.opts if o.startswith("-")) for name, command in commands.items()}  # fmt: skip  # noqa: E501
+    common = ["--rounds", "--seed", "--out", "--engine", "--device", "--resume", "--task", "--set", "--json", "--track"]
+    flower = ["--superlink", "--root-certificates", "--noise", "--deadline", "--gather", "--comeback"]
+    assert flags["run"] == sorted(common + flower)
+    assert flags["compare"] == sorted(["--methods", "--aggregators", "--attacks", *common])
+    assert flags["show"] == flags["runs"] == ["--json"]
+    assert flags["report"] == sorted(["-o", "--out"])
+    assert flags["table"] == sorted(["-o", "--out", "--per"])
+    assert flags["watch"] == sorted(["--host", "--port", "--token"])
+    assert flags["export"] == sorted(["--client", "-o", "--out", "--task", "--json"])
+    assert set(commands) == {
+        "run", "compare", "demo", "runs", "show", "report", "table", "watch", "figure", "reproduce",
+        "methods", "export", "data",
+    }  # fmt: skip

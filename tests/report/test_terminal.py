@@ -1,0 +1,185 @@
+"""`lindt runs`, `show`, `table` and the small chart, as a terminal shows them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from folders import about, line, mended, plan, scores, write_run
+from rich.console import Console
+
+from lindt.cli.show import table
+from lindt.errors import UserError
+from lindt.report.page import write_report
+from lindt.report.reading import read_run
+from lindt.report.tables import write_table
+from lindt.report.terminal import ASCII, chart, run_rows, runs_table, show
+from lindt.report.verdict import verdict
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+
+
+def text_of(console: Console) -> str:
+    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+
+def test_a_chart_puts_each_value_where_it_belongs() -> None:
+    values = [(1, 4.0), (2, 2.0), (3, 0.0), (4, 2.0)]
+    drawn = chart("title", values, against=2.0, span=(1, 4), events={3: "D"}, height=5, marks=ASCII, decimals=0)
+    assert drawn == [
+        "title",
+        "4 |*   ",
+        "  |    ",
+        "2 |-*-*",
+        "  |    ",
+        "0 |  * ",
+        "  +----",
+        "     D",
+        "   1  4  round",
+    ]
+
+
+def test_many_rounds_are_averaged_into_the_columns_there_are() -> None:
+    values = [(r, float(r <= 50)) for r in range(1, 101)]
+    drawn = chart("t", values, against=0.0, span=(1, 100), width=10, height=2, marks=ASCII, decimals=0)
+    assert drawn[1:3] == ["1 |*****     ", "0 |-----*****"]
+    assert chart("t", [], against=0.0, span=(0, 0)) == ["t: nothing yet"]
+
+
+def test_show_says_the_verdict_and_draws(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", mended()))
+    console = terminal(200)
+    show(console, run)
+    said = text_of(console)
+    assert verdict(run).sentence in said
+    assert "by-hand, LINDT on detection, seed 0, ended" in said
+    assert "Delta against epsilon = 0.1" in said
+    assert "mean gain over training alone, in points" in said
+    assert "D: NFL suspected, recovery on from the next round" in said
+    assert "plan.toml --out runs/again" in said
+
+
+def test_runs_are_listed_with_state_method_delta_and_gain(tmp_path: Path) -> None:
+    write_run(tmp_path / "good", mended())
+    write_run(tmp_path / "dead", [line(1)], ended=False)
+    (write_run(tmp_path / "odd", [line(1)], ended=False) / "run.json").write_text("{}")
+    console = terminal(160)
+    console.print(runs_table(list(run_rows(tmp_path))))
+    rows = [row.split() for row in text_of(console).splitlines()]
+    assert ["good", "ended", "LINDT", "on", "detection", "10/10", "0.050", "+10.7", "0/3", "3"] in rows
+    assert ["dead", "crashed", "LINDT", "on", "detection", "1/10", "0.200", "-", "-", "no"] in rows
+    assert any(row[:2] == ["odd", "unreadable"] for row in rows)
+
+
+def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    evil = "\x1b[2J[bold]x[/]"
+    folder = write_run(tmp_path / "run", mended(), the_about=about(name=evil), the_plan=plan(name=evil))
+    console = terminal()
+    show(console, read_run(folder))
+    console.print(runs_table(list(run_rows(tmp_path))))
+    assert "\x1b" not in text_of(console)
+    assert "\\x1b[2J[bold]x[/]" in text_of(console)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def test_a_table_of_no_run_or_into_no_folder_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "a", mended())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no run in there"):
+        table([tmp_path / "empty"], tmp_path / "t.csv")
+    for out, complaint in ((tmp_path / "none" / "t.csv", "there is no folder"), (tmp_path / "empty", "is a folder")):
+        with pytest.raises(UserError, match=complaint):
+            table([run], out)
+        with pytest.raises(UserError, match=complaint):
+            write_report([run], out)
+    table([run, run.parent], tmp_path / "t.csv")
+    assert len(rows_of(tmp_path / "t.csv")) == 10  # a run that is named twice is there once
+
+
+def test_a_table_per_round_and_per_client(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / name, mended())) for name in ("a", "b")]
+    assert write_table(runs, "round", tmp_path / "r.csv") == 20
+    rows = rows_of(tmp_path / "r.csv")
+    assert [row["run"] for row in rows] == ["a"] * 10 + ["b"] * 10
+    assert (rows[2]["beta"], rows[2]["clearly_harmed"], rows[0]["beta"]) == ("-0.15", "2", "")
+    assert (rows[9]["score/fc1"], rows[9]["seconds"], rows[9]["answered"]) == ("0.9", "0.5", "2")
+    assert write_table(runs[:1], "client", tmp_path / "c.csv") == 9  # three clients in three scored rounds
+    rows = rows_of(tmp_path / "c.csv")
+    assert {key: rows[0][key] for key in ("round", "client", "beta", "clear", "train", "classes", "answered")} == {
+        "round": "3", "client": "0", "beta": "-0.3", "clear": "True", "train": "40", "classes": "2", "answered": "True",
+    }  # fmt: skip
+    with pytest.raises(UserError, match=r"name a \.csv or a \.parquet file"):
+        write_table(runs, "round", tmp_path / "x.txt")
+    with pytest.raises(UserError, match="choose among round, client"):
+        write_table(runs, "epoch", tmp_path / "x.csv")
+
+
+def test_parquet_says_what_csv_says(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    runs = [read_run(write_run(tmp_path / "a", mended()))]
+    for per in ("round", "client"):
+        write_table(runs, per, tmp_path / "t.csv")
+        write_table(runs, per, tmp_path / "t.parquet")
+        found = parquet.read_table(tmp_path / "t.parquet").to_pylist()
+        words = [{key: "" if value is None else str(value) for key, value in row.items()} for row in found]
+        assert words == rows_of(tmp_path / "t.csv")
+    empty = [read_run(write_run(tmp_path / "b", [line(1, scores=scores([0.1]))]))]
+    write_table(empty, "round", tmp_path / "t.parquet")
+    assert str(parquet.read_schema(tmp_path / "t.parquet").field("attack_local").type) == "double"  # no value at all
+
+
+def test_a_name_cannot_become_a_formula(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", mended(), the_about=about(name="=1+2"))
+    write_table([read_run(folder)], "round", tmp_path / "r.csv")
+    assert rows_of(tmp_path / "r.csv")[0]["name"] == "'=1+2"
+
+
+def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The real command, in a Python that says which heavy packages it took."""
+    code = (
+        "import sys, atexit\n"
+        "heavy = ('torch', 'matplotlib', 'starlette', 'uvicorn', 'numpy', 'scipy', 'pyarrow')\n"
+        "atexit.register(lambda: sys.stderr.write('took ' + ' '.join(n for n in heavy if n in sys.modules)))\n"
+        f"sys.argv = ['lindt', *{arguments!r}]\n"
+        "from lindt.cli.main import main\nmain()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=os.environ | {"COLUMNS": "120"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_commands_answer_without_torch(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "one", mended())
+    (tmp_path / "none").mkdir()
+    for arguments, words in [
+        (("runs",), "LINDT on detection"),
+        (("runs", "none"), "no runs in none yet"),
+        (("show", "runs/one"), "Negative federated learning since round 3"),
+        (("table", "runs", "-o", "t.csv"), "t.csv: 10 rows"),
+        (("report", "runs", "-o", "r.html"), "r.html: 1 run, "),
+    ]:
+        done = command(*arguments, folder=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert words in done.stdout
+        assert done.stderr == "took "
+    row = json.loads(command("show", "runs/one", "--json", folder=tmp_path).stdout)
+    assert (row["state"], row["beta"], row["clearly_harmed"], row["left_out"]) == (
+        "ended",
+        pytest.approx(0.32 / 3),
+        0,
+        [],
+    )
+    done = command("show", "nowhere", folder=tmp_path)
+    assert (done.returncode, "error: nowhere is no run" in done.stderr) == (2, True)
