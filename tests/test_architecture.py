@@ -20,7 +20,9 @@ LAYERS = {
     "base": ("errors", "seeds", "resources"),
     "protocols": ("protocols", "registry"),
     "data, environment": ("data", "environment"),
-    "plan, client, server": ("plan", "client", "server"),
+    "plan": ("plan",),
+    "client": ("client",),
+    "server": ("server",),
     "engines": ("engines",),
     # Run files can be read and written without torch; the two Flower apps play whole runs.
     "runs": ("runs", "flower", "engines.flower.apps", "engines.flower.launch"),

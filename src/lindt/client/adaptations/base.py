@@ -14,7 +14,8 @@ from lindt.client.sgd import sgd_step as sgd_step
 from lindt.client.thin_gradients import Gradient
 from lindt.client.weights import trainable
 from lindt.errors import require
-from lindt.protocols import Batch, Context, Predictor, Step
+from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
+from lindt.registry import register, register_method
 
 Initial = Literal["copy", "random"]
 
@@ -77,6 +78,7 @@ def global_step(ctx: Context, shared: nn.Module) -> Step:
     return step
 
 
+@register(Adaptation)
 @final
 @dataclass(frozen=True)
 class GlobalOnly:
@@ -90,3 +92,6 @@ class GlobalOnly:
 
     def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
         return shared
+
+
+register_method("fedavg", recovery="never")
