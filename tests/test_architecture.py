@@ -77,6 +77,15 @@ def test_a_layer_imports_from_those_before_it_only(name: str) -> None:
     assert seen
 
 
+@pytest.mark.parametrize(("name", "others"), [("plan", ("client", "server")), ("client", ("server",))])
+def test_components_are_reached_through_the_registry(name: str, others: tuple[str, ...]) -> None:
+    """Not by an import inside a function either."""
+    for module, path in modules(PACKAGE):
+        if module != "lindt" and layer(module) == name:
+            found = imported(ast.walk(ast.parse(path.read_text())), "lindt") - {"lindt"} - FILES
+            assert not [other for other in found if layer(other) in others], module
+
+
 def test_files_of_a_run_and_their_fields_need_nothing_above_the_base() -> None:
     for module, path in modules(PACKAGE):
         if module in FILES:
