@@ -30,7 +30,7 @@ def gradient_step(
 
     A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings.
     Steps are recorded only where `loss` is defined in this package and `named` holds every Python number that it
-    reads: a tape would keep the numbers of the step that was recorded (see `kind_of`). Others take the long way.
+    reads: a tape would keep the numbers of the step that was recorded (see `recording_key`). Others take the long way.
     """
     groups = [group for _, group in sides]
     if ctx.optimizer is None:
