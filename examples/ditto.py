@@ -12,9 +12,11 @@ from lindt.client.adaptations.base import global_step, initial_private
 from lindt.client.sgd import sgd_step
 from lindt.client.weights import trainable
 from lindt.errors import require
-from lindt.protocols import Batch, Context, Predictor, Step
+from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
+from lindt.registry import register, register_method
 
 
+@register(Adaptation)
 @final
 @dataclass(frozen=True)
 class Ditto:
@@ -50,3 +52,6 @@ class Ditto:
 
     def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
         return shared if private is None else private
+
+
+register_method("ditto", adaptation={"kind": "ditto", "pull": 1.0})

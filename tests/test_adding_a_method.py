@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from registered import by_path, own_components
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
@@ -24,24 +24,22 @@ from lindt.plan import file
 from lindt.plan.methods import METHODS, Method
 from lindt.plan.models import SmallCnn
 from lindt.plan.plan import Alone, Plan
+from lindt.plan.presets import resolve
 from lindt.plan.problem import Problem, first_model, problem_for
-from lindt.protocols import Adaptation
 from lindt.server.federation import federate
 
 ROOT = Path(__file__).parent.parent
 
 
-def by_path(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+with own_components():
+    Ditto = by_path(ROOT / "examples" / "ditto.py").Ditto
 
 
-Ditto = by_path(ROOT / "examples" / "ditto.py").Ditto
+@pytest.fixture
+def registered() -> Iterator[ModuleType]:
+    """The example's file, imported anew, and nothing else."""
+    with own_components():
+        yield by_path(ROOT / "examples" / "ditto.py")
 
 
 def plan_with(pull: float, rounds: int = 2) -> Plan:
@@ -120,10 +118,17 @@ def test_it_recovers_once_nfl_is_detected() -> None:
     assert results[-1].scores.local > results[1].scores.local  # type: ignore[union-attr]
 
 
-def test_one_entry_names_it_in_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(file.CHOICES, Adaptation, (*file.CHOICES[Adaptation], Ditto))
+def test_its_file_alone_names_it_in_plans(registered: ModuleType) -> None:
     table = file.to_dict(plan_with(pull=0.5))
     assert table["method"]["adaptation"] == {"kind": "ditto", "pull": 0.5}
-    assert file.from_dict(table).method.adaptation == Ditto(pull=0.5)
+    assert file.from_dict(table).method.adaptation == registered.Ditto(pull=0.5)
     with pytest.raises(file.PlanError, match=r"method\.adaptation\.pull = -1\.0: the pull"):
         file.from_dict(file.override(table, "method.adaptation.pull=-1"))
+
+
+def test_its_file_alone_names_the_method(registered: ModuleType) -> None:
+    named = resolve("digits-nfl", ["method=ditto"]).method
+    assert named == METHODS["ditto"] == Method(adaptation=registered.Ditto(pull=1.0))
+    assert list(METHODS)[-1] == "ditto"  # after the package's own
+    watched = resolve("digits-nfl", ["method.adaptation=ditto"])
+    assert watched.method == replace(resolve("digits-nfl").method, adaptation=registered.Ditto())

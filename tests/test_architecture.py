@@ -20,7 +20,9 @@ LAYERS = {
     "base": ("errors", "seeds", "resources"),
     "protocols": ("protocols", "registry"),
     "data, environment": ("data", "environment"),
-    "plan, client, server": ("plan", "client", "server"),
+    "plan": ("plan",),
+    "client": ("client",),
+    "server": ("server",),
     "engines": ("engines",),
     # Run files can be read and written without torch; the two Flower apps play whole runs.
     "runs": ("runs", "flower", "engines.flower.apps", "engines.flower.launch"),
@@ -73,6 +75,15 @@ def test_a_layer_imports_from_those_before_it_only(name: str) -> None:
         for other in imported(ast.parse(path.read_text()).body, "lindt") - {"lindt"} - FILES:
             assert ORDER.index(layer(other)) <= ORDER.index(name), f"{module} imports {other}"
     assert seen
+
+
+@pytest.mark.parametrize(("name", "others"), [("plan", ("client", "server")), ("client", ("server",))])
+def test_components_are_reached_through_the_registry(name: str, others: tuple[str, ...]) -> None:
+    """Not by an import inside a function either."""
+    for module, path in modules(PACKAGE):
+        if module != "lindt" and layer(module) == name:
+            found = imported(ast.walk(ast.parse(path.read_text())), "lindt") - {"lindt"} - FILES
+            assert not [other for other in found if layer(other) in others], module
 
 
 def test_files_of_a_run_and_their_fields_need_nothing_above_the_base() -> None:

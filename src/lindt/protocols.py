@@ -13,6 +13,8 @@ from typing import Literal, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from lindt.registry import components_in
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -44,6 +46,7 @@ class Buffers:
         return self.floats_F.nbytes + self.counts_I.nbytes
 
 
+@components_in("lindt.plan.metrics")
 @runtime_checkable
 class Metric(Protocol):
     """A performance V (Sec. 3.2): higher is better."""
@@ -123,6 +126,7 @@ class Evidence:
     clients: int  # N
 
 
+@components_in("lindt.server.recovery")
 class Recovery(Protocol):
     """A policy for the flag."""
 
@@ -130,12 +134,14 @@ class Recovery(Protocol):
     def judge(self, state: RecoveryState, evidence: Evidence) -> RecoveryState: ...
 
 
+@components_in("lindt.server.recovery")
 class Stop(Protocol):
     """A stopping rule (Sec. 5.3 and the last appendix), asked after every round of recovery."""
 
     def __call__(self, state: RecoveryState, clients: int) -> bool: ...
 
 
+@components_in("lindt.server.aggregation")
 class Aggregator(Protocol):
     def __call__(self, updates_KP: Tensor, sizes_K: Tensor) -> Tensor: ...
 
@@ -147,6 +153,7 @@ class BoundedSensitivity(Protocol):
     def sensitivity(self, clip: float, active: int) -> float: ...
 
 
+@components_in("lindt.client.penalties")
 class Penalty(Protocol):
     def __call__(self, shared: nn.Module, received_P: Tensor) -> Tensor | None:
         """A term of the loss of w_i, given the w^{r-1} it started from; None for none."""
@@ -193,6 +200,7 @@ class Context:
         return loss if penalty is None else loss + penalty
 
 
+@components_in("lindt.client.adaptations")
 class Adaptation(Protocol):
     """What a client does besides averaging."""
 

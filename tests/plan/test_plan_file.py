@@ -22,11 +22,12 @@ from lindt.environment.participation import Participation, Sampled
 from lindt.environment.privacy import Gaussian, Privacy
 from lindt.environment.threats import Backdoor, NextCharacter, Threat, Until
 from lindt.errors import PlanError, UserError
-from lindt.plan.file import CHOICES, from_dict, from_toml, kind_of, override, to_dict
-from lindt.plan.methods import LINDT, METHODS, Method
+from lindt.plan.file import from_dict, from_toml, override, to_dict
+from lindt.plan.methods import METHODS, Method
 from lindt.plan.models import Linear, Lstm, Model
 from lindt.plan.plan import Alone, Data, Plan, Scoring, Training
 from lindt.protocols import Adaptation, Aggregator, Penalty, Recovery, Stop
+from lindt.registry import kind_of, kinds
 from lindt.server.aggregation import Median, TrimmedMean
 from lindt.server.recovery import OnDetection, QuietRounds
 
@@ -51,7 +52,10 @@ def example(kind: type) -> Any:
     return Until(7, NextCharacter()) if kind is Until else kind()
 
 
-KINDS = [(protocol, kind) for protocol, kinds in CHOICES.items() for kind in kinds]
+PROTOCOLS = (
+    Adaptation, Aggregator, Penalty, Recovery, Stop, Participation, Threat, Privacy, Partition, Model
+)  # fmt: skip
+KINDS = [(protocol, kind) for protocol in PROTOCOLS for kind in kinds(protocol).values()]
 FULL = Plan(
     name="everything-is-different",
     seed=7,
@@ -94,10 +98,9 @@ def test_every_component_survives_toml(protocol: type, kind: type) -> None:
     assert kind.__name__ in repr(there_and_back(plan))
 
 
-@pytest.mark.parametrize("protocol", CHOICES, ids=lambda x: x.__name__)
-def test_no_two_components_of_a_place_share_a_name(protocol: type) -> None:
-    kinds = CHOICES[protocol]
-    assert len({kind_of(kind) for kind in kinds}) == len(kinds)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda x: x.__name__)
+def test_a_component_is_found_by_its_kind(protocol: type) -> None:
+    assert {kind: kind_of(cls) for kind, cls in kinds(protocol).items()} == {kind: kind for kind in kinds(protocol)}
 
 
 def test_a_plan_of_other_values_everywhere_survives_toml() -> None:
@@ -264,7 +267,7 @@ class TestOverride:
         for assignment in ("environment.privacy=no_privacy", "environment.privacy.kind=no_privacy"):
             assert self.set(assignment) == self.set("environment.privacy={kind='no_privacy'}")
         plan = self.set("method.recovery.kind=always")
-        assert plan.method == LINDT
+        assert plan.method == METHODS["lindt"]
 
     def test_the_kind_it_has_already_keeps_its_fields(self) -> None:
         for assignment in ("environment.privacy=gaussian", "environment.privacy.kind=gaussian"):

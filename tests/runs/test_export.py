@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -32,8 +34,9 @@ def problem(scale: float = 1.0) -> Problem:
 
 @pytest.fixture
 def task(monkeypatch: pytest.MonkeyPatch) -> str:
-    for module in ("lindt.runs.play", "lindt.runs.export"):
-        monkeypatch.setattr(f"{module}.load_task", lambda _name: problem())
+    module = ModuleType("mine")
+    module.problem = problem  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mine", module)
     return "mine:problem"
 
 

@@ -17,7 +17,7 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.errors import PlanError, UserError
-from lindt.plan.methods import FEDAVG, METHODS, Method
+from lindt.plan.methods import METHODS, Method
 from lindt.plan.plan import Alone, Plan, Scoring, Training
 from lindt.plan.problem import Problem, problem_for
 from lindt.plan.roles import attackers_of
@@ -303,7 +303,7 @@ def test_what_only_the_data_can_tell_is_checked_before_anything_trains() -> None
 
 
 def test_a_trimmed_mean_of_the_attackers_share() -> None:
-    plan, problem = one_weight(clients=5, method=replace(FEDAVG, aggregator=TrimmedMean(share=0.2)))
+    plan, problem = one_weight(clients=5, method=replace(METHODS["fedavg"], aggregator=TrimmedMean(share=0.2)))
     # Client i sends 0.2 i: without the smallest and the largest the mean of 0.2, 0.4, 0.6.
     ((state, _),) = federate(plan, problem=problem)
     assert state.w.tolist() == pytest.approx([0.4])

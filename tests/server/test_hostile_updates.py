@@ -17,7 +17,7 @@ from torch import Tensor
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
-from lindt.plan.methods import FEDAVG
+from lindt.plan.methods import METHODS
 from lindt.plan.plan import Alone, Plan, Scoring
 from lindt.plan.problem import Problem
 from lindt.protocols import Aggregator, Buffers, ClientTally, RecoveryState, Reply, Task
@@ -73,7 +73,9 @@ class Hostile:
 def world(**changes: Any) -> tuple[Plan, Problem]:
     data = [((torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)),) * 2 for _ in range(3)]
     problem = Problem(data, lambda: torch.nn.Linear(2, 2, bias=False))
-    plan = Plan(rounds=100, environment=Environment(Sampled(rate=1.0)), alone=Alone(private=False), method=FEDAVG)
+    plan = Plan(
+        rounds=100, environment=Environment(Sampled(rate=1.0)), alone=Alone(private=False), method=METHODS["fedavg"]
+    )
     return replace(plan, scoring=Scoring(every=100, last=1), **changes), problem
 
 
@@ -205,7 +207,7 @@ def test_the_longest_that_is_taken_leaves_everything_finite(aggregator: Aggregat
         def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
             return iter(replies)
 
-    plan, problem = world(environment=env, method=replace(FEDAVG, aggregator=aggregator))
+    plan, problem = world(environment=env, method=replace(METHODS["fedavg"], aggregator=aggregator))
     start = RunState("", 0, torch.zeros(P), buffers(), RecoveryState())
     state, result = play_round(start, plan, problem, Far([]))
     json.dumps(round_line(result), allow_nan=False)
@@ -234,16 +236,16 @@ def test_whatever_numbers_come_the_line_can_be_kept(
     privacy = Gaussian(S=1.0, sigma=0.001) if clipped else Environment().privacy
     sent = [Reply(i, 1, sizes[i], torch.tensor(row), buffers(1.0, 1)) for i, row in enumerate(rows)]
     environment = Environment(Sampled(rate=1.0), privacy=privacy)
-    _, (first, _) = two_rounds(sent, environment=environment, method=replace(FEDAVG, aggregator=aggregator))
+    _, (first, _) = two_rounds(sent, environment=environment, method=replace(METHODS["fedavg"], aggregator=aggregator))
     assert set(first["answered"]) >= {0, 1}  # whose good answers come after, if what was sent in their name was not
 
 
 def test_a_claimed_size_outweighs_all_others_unless_it_is_bounded() -> None:
     claim = by_client_2(w=filled(31.0), size=MOST_SAMPLES)
-    weighted = replace(FEDAVG, aggregator=WeightedMean())
+    weighted = replace(METHODS["fedavg"], aggregator=WeightedMean())
     _, (first, _) = two_rounds([claim], method=weighted)
     assert first["w_div"] == pytest.approx(2 * (30 + 30) / 3)  # w is where client 2 is
-    bounded = replace(FEDAVG, aggregator=WeightedMean(most=10))
+    bounded = replace(METHODS["fedavg"], aggregator=WeightedMean(most=10))
     _, (first, _) = two_rounds([claim], method=bounded)
     assert first["w_div"] == pytest.approx(2 * (10 + 10 + 20) / 3)  # the plain mean of 1, 1 and 31 is 11
 

@@ -8,10 +8,11 @@ from typing import Any, final
 
 from lindt.environment.threats import Threat
 from lindt.errors import PlanError, UserError
-from lindt.plan.file import CHOICES, from_dict, kind_of, to_dict
+from lindt.plan.file import from_dict, to_dict
 from lindt.plan.methods import METHODS, Method
 from lindt.plan.plan import Plan
 from lindt.protocols import Aggregator
+from lindt.registry import kind_of, kinds
 from lindt.server.recovery import OnDetection
 
 
@@ -31,8 +32,8 @@ class ComparisonGrid:
             raise UserError(f"--methods names none; choose among {', '.join(METHODS)}")
         return cls(
             _among("--methods", _words(methods), list(METHODS)),
-            _among("--aggregators", _words(aggregators), [kind_of(choice) for choice in CHOICES[Aggregator]]),
-            _among("--attacks", _words(attacks), [kind_of(choice) for choice in CHOICES[Threat]]),
+            _among("--aggregators", _words(aggregators), list(kinds(Aggregator))),
+            _among("--attacks", _words(attacks), list(kinds(Threat))),
         )
 
     def plans(self, base: Plan) -> Iterator[tuple[str, Plan]]:

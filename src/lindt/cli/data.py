@@ -28,7 +28,7 @@ def describe(
     """Print the clients' sizes and draw the label distribution per client."""
     from lindt.cli.execution import CommandContext, describe_data
 
-    resolved = presets.resolve(plan_name(plan, task), sets, seed=seed)
+    resolved = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed)
     picture = out or Path(f"{resolved.name}-labels.png")
     describe_data(CommandContext(console_for(as_json), as_json, task=task), resolved, picture)
 

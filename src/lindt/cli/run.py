@@ -83,7 +83,7 @@ def run(
     )
 
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
-    resolved = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
+    resolved = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
     kept = resume and not named and (folder / "plan.toml").exists()
     name = presets.resolve(str(folder / "plan.toml")).name if kept else resolved.name
@@ -125,7 +125,7 @@ def compare(
     for assignment in sets:
         if assignment.partition("=")[0].partition(".")[0].strip() == "method":
             raise UserError(f"--set {assignment}: compare takes its methods from --methods; use `lindt run` for this")
-    base = presets.resolve(plan_name(plan, task), sets, seed=seed, rounds=rounds)
+    base = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
     session = CommandContext(console_for(as_json), as_json, resume, engine, device, task, track=tuple(track))
     compare_methods(session, base, ComparisonGrid.named(methods, aggregators, attacks), folder)

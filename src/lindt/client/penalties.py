@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from lindt.client.weights import trainable
 from lindt.errors import require
+from lindt.protocols import Penalty
+from lindt.registry import register, register_method
 
 
+@register(Penalty)
 @final
 @dataclass(frozen=True)
 class NoPenalty:
@@ -19,6 +22,7 @@ class NoPenalty:
         return None
 
 
+@register(Penalty)
 @final
 @dataclass(frozen=True)
 class Proximal:
@@ -32,3 +36,6 @@ class Proximal:
     def __call__(self, shared: nn.Module, received_P: Tensor) -> Tensor | None:
         w_P = torch.cat([p.reshape(-1) for p in trainable(shared)])
         return self.mu / 2 * (w_P - received_P).square().sum()
+
+
+register_method("fedprox", penalty={"kind": "proximal", "mu": 0.001}, recovery="never")

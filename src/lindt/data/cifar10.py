@@ -28,7 +28,7 @@ from lindt.data.download import (
     opened,
 )
 from lindt.data.download import archive as archive_at
-from lindt.data.sources import PAPERS_TEXT, Pools, Text
+from lindt.data.sources import PAPERS_TEXT, Pools, Text, register_source
 from lindt.errors import UserError, one_line
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -168,6 +168,7 @@ def _along(numbers: int) -> tuple[Tensor, Tensor]:
     return MEAN.repeat(numbers // 3), STD.repeat(numbers // 3)
 
 
+@register_source("cifar10")
 def cifar10(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """The data set with its own test set: `test_share` is not used."""
     folder = data_folder("cifar10")
@@ -177,6 +178,7 @@ def cifar10(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     return Pools(x, y.long(), rows[:50_000], rows[50_000:], 10, CLASSES, prepare=prepare)
 
 
+@register_source("cifar10-half")
 def half_size(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """Every second picture, as 16 x 16, each pixel the mean of four: for reduced experiments on a small machine."""
     pools = cifar10(test_share, seed)

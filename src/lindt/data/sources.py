@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Literal, final
+from typing import Literal, Protocol, TypeVar, cast, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lindt.errors import require
+from lindt.registry import Named, add, components_in, kinds
 from lindt.seeds import seed_for
 
 
@@ -53,6 +53,27 @@ class Pools:
     role_names: tuple[str, ...] = ()
 
 
+@components_in("lindt.data")
+class Source(Protocol):
+    """Samples by the test share, the seed and, for text, how it becomes samples."""
+
+    def __call__(self, test_share: float, seed: int, text: Text, /) -> Pools: ...
+
+
+_Function = TypeVar("_Function", bound=Source)
+
+
+def register_source(name: str) -> Callable[[_Function], _Function]:
+    """Decorator: `data.source = "name"` in a plan is this function's pool."""
+
+    def enter(source: _Function) -> _Function:
+        add(Source, name, source)
+        return source
+
+    return enter
+
+
+@register_source("digits")
 def digits(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """scikit-learn's 1,797 images of 8 x 8 pixels in ten classes: inside the package, no download."""
     from sklearn.datasets import load_digits  # slow to import
@@ -78,25 +99,4 @@ def split_by_class(y: np.ndarray[tuple[int], np.dtype[np.int64]], share: float, 
     return torch.tensor(sorted(train), dtype=torch.int64), torch.tensor(sorted(test), dtype=torch.int64)
 
 
-Source = Callable[[float, int, Text], Pools]  # of the test share, the seed and, for text, how it becomes samples
-
-
-def _from(module: str, name: str) -> Source:
-    """A source that stands on this file and is imported when asked for."""
-
-    def load(test_share: float, seed: int, text: Text) -> Pools:
-        found: Pools = getattr(import_module(f"lindt.data.{module}"), name)(test_share, seed, text)
-        return found
-
-    return load
-
-
-SOURCES: dict[str, Source] = {
-    "digits": digits,
-    "cifar10": _from("cifar10", "cifar10"),
-    "cifar10-half": _from("cifar10", "half_size"),
-    "mnist": _from("mnist", "mnist"),
-    "shakespeare": _from("shakespeare", "shakespeare"),
-    "generated-pictures": _from("generated", "pictures"),
-    "generated-text": _from("generated", "speech"),
-}
+SOURCES: Mapping[str, Source] = Named(lambda: kinds(Source), lambda name: cast(Source, kinds(Source)[name]))

@@ -10,8 +10,10 @@ from typing import Protocol, final
 import numpy as np
 
 from lindt.errors import PlanError, require
+from lindt.registry import components_in, register
 
 
+@components_in(__name__)
 class Participation(Protocol):
     def active(
         self, seed: int, available: Sequence[int], attackers: frozenset[int], clients: int | None = None
@@ -27,6 +29,7 @@ class Participation(Protocol):
         ...
 
 
+@register(Participation)
 @final
 @dataclass(frozen=True)
 class Sampled:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from lindt.errors import require
+from lindt.registry import components_in, register
 
 
+@components_in(__name__)
 class Privacy(Protocol):
     def clip(self, updates_KP: Tensor) -> Tensor: ...
     def clipped(self, updates_KP: Tensor) -> float:
@@ -23,6 +25,7 @@ class Privacy(Protocol):
     def noise(self, like_P: Tensor, seed: int) -> Tensor: ...
 
 
+@register(Privacy)
 @final
 @dataclass(frozen=True)
 class NoPrivacy:
@@ -36,6 +39,7 @@ class NoPrivacy:
         return torch.zeros_like(like_P)
 
 
+@register(Privacy)
 @final
 @dataclass(frozen=True)
 class Gaussian:

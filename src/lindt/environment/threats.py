@@ -13,9 +13,11 @@ from lindt.data.batches import LocalWork
 from lindt.data.examples import subset
 from lindt.errors import PlanError, require
 from lindt.protocols import Batch, Examples
+from lindt.registry import components_in, register
 from lindt.seeds import seed_for
 
 
+@components_in(__name__)
 class Threat(Protocol):
     @property
     def share(self) -> float:
@@ -66,6 +68,7 @@ class Relabelled:
         return self.new_labels
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class NoThreat:
@@ -85,6 +88,7 @@ class NoThreat:
         return torch.full_like(y_n, -1)
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class Backdoor:
@@ -128,6 +132,7 @@ class Backdoor:
         return wanted
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class NextCharacter:
@@ -157,6 +162,7 @@ class NextCharacter:
         return torch.where(y_n == self.label, -1, self.label)
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class Until:
@@ -219,6 +225,7 @@ class _Liar:
         return torch.full_like(y_n, -1)
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class SignFlip(_Liar):
@@ -235,6 +242,7 @@ class SignFlip(_Liar):
         return -self.factor * update_P
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class AdditiveNoise(_Liar):
@@ -253,6 +261,7 @@ class AdditiveNoise(_Liar):
         return update_P + noise_P * (length / math.sqrt(update_P.numel()))
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class FreeRider(_Liar):
@@ -267,6 +276,7 @@ class FreeRider(_Liar):
         return replace(work, epochs=0, honest=False)
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class Colluding(_Liar):
@@ -291,6 +301,7 @@ class Colluding(_Liar):
         return length / float(torch.linalg.vector_norm(direction_P)) * direction_P
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class LabelFlip(_Liar):
@@ -320,6 +331,7 @@ class LabelFlip(_Liar):
         return self.classes - 1 - y_n
 
 
+@register(Threat)
 @final
 @dataclass(frozen=True)
 class ModelReplacement:

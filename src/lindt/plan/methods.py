@@ -1,18 +1,17 @@
-"""The paper's main table, one method a line. Methods are compositions: there is no class per combination."""
+"""Methods are compositions of an adaptation, an aggregator, a penalty and a recovery. There is no class per method.
+
+Named methods register where their components are defined (`registry.register_method`). METHODS holds all of them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, final
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, final
 
-from lindt.client.adaptations.apfl import Apfl
-from lindt.client.adaptations.base import GlobalOnly
-from lindt.client.adaptations.dual import Dual
-from lindt.client.adaptations.fine_tune_head import FineTuneHead
-from lindt.client.penalties import NoPenalty, Proximal
 from lindt.protocols import Adaptation, Aggregator, Penalty, Recovery
-from lindt.server.aggregation import Mean, TrimmedMean
-from lindt.server.recovery import Always, Never, OnDetection
+from lindt.registry import Named, build, component, is_protocol, kinds, method_tables
 
 
 @final
@@ -24,52 +23,39 @@ class Method:
     or with the global model alone.
     """
 
-    adaptation: Adaptation = field(default_factory=GlobalOnly)
-    aggregator: Aggregator = field(default_factory=Mean)
-    penalty: Penalty = field(default_factory=NoPenalty)
-    recovery: Recovery = field(default_factory=Always)
+    adaptation: Adaptation = field(default_factory=lambda: component(Adaptation, "global_only"))
+    aggregator: Aggregator = field(default_factory=lambda: component(Aggregator, "mean"))
+    penalty: Penalty = field(default_factory=lambda: component(Penalty, "no_penalty"))
+    recovery: Recovery = field(default_factory=lambda: component(Recovery, "always"))
     after_stop: Literal["adapted", "global"] = "adapted"
 
 
-FEDAVG = Method(recovery=Never())
+# The order of the paper's main table; other methods follow by name.
+ORDER: Final = (
+    "fedavg",
+    "fedprox",
+    "trimmed-mean",
+    "fb",
+    "apfl",
+    "lindt",
+    "lindt-tm",
+    "lindt-before",
+    "runtime",
+    "watch",
+)
 
 
-FEDPROX = replace(FEDAVG, penalty=Proximal(mu=0.001))
+def _names() -> list[str]:
+    for part in typing.get_type_hints(Method).values():
+        if is_protocol(part):
+            kinds(part)  # imports the components, which register the methods that they stand in
+    rank = {name: place for place, name in enumerate(ORDER)}
+    return sorted(method_tables(), key=lambda name: (rank.get(name, len(rank)), name))
 
 
-TRIMMED_MEAN = replace(FEDAVG, aggregator=TrimmedMean(share=0.2))
+def _method(name: str) -> Method:
+    method: Method = build(Method, method_tables()[name], "")
+    return method
 
 
-FB = Method(adaptation=FineTuneHead(rate=0.001, epochs=200))
-
-
-APFL = Method(adaptation=Apfl(alpha=0.01))
-
-
-LINDT = Method(adaptation=Dual())
-
-
-LINDT_BEFORE = Method(adaptation=Dual(position="before"))
-
-
-LINDT_TM = replace(LINDT, aggregator=TrimmedMean(share=0.2))
-
-
-RUNTIME = replace(LINDT, recovery=OnDetection(epsilon=0.1, patience=250))
-
-
-WATCH = replace(FEDAVG, recovery=OnDetection(epsilon=0.1, patience=250))
-
-
-METHODS: dict[str, Method] = {
-    "fedavg": FEDAVG,
-    "fedprox": FEDPROX,
-    "trimmed-mean": TRIMMED_MEAN,
-    "fb": FB,
-    "apfl": APFL,
-    "lindt": LINDT,
-    "lindt-tm": LINDT_TM,
-    "lindt-before": LINDT_BEFORE,  # attached before the activations: the best of the ablation, by little
-    "runtime": RUNTIME,  # detection and recovery: FedAvg until NFL is detected, LINDT from then on
-    "watch": WATCH,  # detection only: FedAvg that says when it goes wrong
-}
+METHODS: Mapping[str, Method] = Named(_names, _method)

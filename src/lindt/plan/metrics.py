@@ -8,7 +8,7 @@ Legend: n samples, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from lindt.protocols import Metric
+from lindt.registry import Named, component, kinds, register
 
 Weighting = Literal["equal", "size", "given"]
 
 
+@register(Metric)
 @final
 @dataclass(frozen=True)
 class Accuracy:
@@ -36,6 +38,7 @@ class Accuracy:
         return float(tally[0] / tally[1])
 
 
+@register(Metric)
 @final
 @dataclass(frozen=True)
 class MacroF1:
@@ -81,4 +84,4 @@ class MeanOf:
         return float(tally[0] / tally[1])
 
 
-METRICS: dict[str, Metric] = {"accuracy": Accuracy(), "macro_f1": MacroF1()}
+METRICS: Mapping[str, Metric] = Named(lambda: kinds(Metric), lambda kind: component(Metric, kind))

@@ -12,14 +12,17 @@ from typing import Protocol, final
 from torch import Tensor, nn
 
 from lindt.errors import require
+from lindt.registry import components_in, register
 
 
+@components_in(__name__)
 class Model(Protocol):
     """A recipe for a model; building it draws its first weights from torch's global generator."""
 
     def build(self, classes: int) -> nn.Module: ...
 
 
+@register(Model)
 @final
 @dataclass(frozen=True)
 class Cnn:
@@ -73,6 +76,7 @@ class Cnn:
         )
 
 
+@register(Model)
 @final
 @dataclass(frozen=True)
 class SmallCnn:
@@ -115,6 +119,7 @@ class _CharacterLstm(nn.Module):
         return logits
 
 
+@register(Model)
 @final
 @dataclass(frozen=True)
 class Lstm:
@@ -131,6 +136,7 @@ class Lstm:
         return _CharacterLstm(classes, self.hidden, self.dropout)
 
 
+@register(Model)
 @final
 @dataclass(frozen=True)
 class Linear:

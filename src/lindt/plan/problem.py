@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import cast, final
 
 import torch
 from torch import nn
@@ -105,8 +105,11 @@ def allocate(plan: Plan, pools: Pools) -> list[tuple[torch.Tensor, torch.Tensor]
     return [(torch.as_tensor(share.train), torch.as_tensor(share.test)) for share in shares]
 
 
-def load_task(name: str) -> Problem:
-    """`package.module:function`, the user's own code: it comes from the command line, never from a plan."""
+def import_task(name: str) -> Callable[[], object]:
+    """The function `package.module:function`, the user's own code: it comes from the command line, never from a plan.
+
+    Importing the module registers the components that it defines. A plan that names one of them is read afterwards.
+    """
     module, colon, function = name.partition(":")
     if not colon or not module or not function:
         raise UserError(f"--task {name}: write it as package.module:function")
@@ -120,7 +123,12 @@ def load_task(name: str) -> Problem:
     found = getattr(loaded, function, None)
     if not callable(found):
         raise UserError(f"--task {name}: {module} has no function {function}")
-    problem = found()
+    return cast(Callable[[], object], found)
+
+
+def load_task(name: str) -> Problem:
+    """What the function `package.module:function` returns."""
+    problem = import_task(name)()
     if not isinstance(problem, Problem):
         raise UserError(f"--task {name}: it returned a {type(problem).__name__}; return a lindt.Problem")
     return problem

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
-from lindt.plan.problem import load_task, problem_for
+from lindt.plan.problem import import_task, load_task, problem_for
 from lindt.protocols import Predictor, Task
 from lindt.runs.files import write_whole
 from lindt.runs.store import Store
@@ -40,9 +40,11 @@ class _Predicting(nn.Module):
 
 def export_client(folder: Path, client: int, out: Path, task: str | None = None) -> dict[str, Any]:
     store = Store.open(folder)
-    plan = store.plan()
     if store.about.get("task") != task:
         raise UserError(f"{folder} was run with --task {store.about.get('task')}; give the same to export from it")
+    if task:
+        import_task(task)  # the plan may name components that the user's module registers
+    plan = store.plan()
     if out.exists():
         raise UserError(f"{out} exists already; name another folder with -o")
     problem = load_task(task) if task else problem_for(plan)

@@ -16,7 +16,7 @@ from typing import Any, final
 from lindt.engines.select import ClosableEngine, check_engine, choose_engine
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, fingerprint, load_task, problem_for
+from lindt.plan.problem import Problem, fingerprint, import_task, load_task, problem_for
 from lindt.plan.roles import counted_clients
 from lindt.runs.store import Store
 from lindt.runs.summary import about_run, summarise_run
@@ -87,6 +87,8 @@ def run_plan(
     `carry` makes an engine that is none of ours to start. With `secret` the server draws its own seed for noise
     and sampling from the operating system and keeps it in its checkpoint only.
     """
+    if task:
+        import_task(task)  # the folder's plan may name components that the user's module registers
     if ended := ended_run(plan, folder, resume):
         yield ended
         return

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from lindt.errors import require
+from lindt.protocols import Aggregator
+from lindt.registry import register, register_method
 
 AT_A_TIME: Final = 2**20  # values that are sorted at a time: sorting holds 12 bytes for each beside the K x P
 
@@ -24,6 +26,7 @@ AT_A_TIME: Final = 2**20  # values that are sorted at a time: sorting holds 12 b
 NARROWEST, BLOCK = 1024, 64  # coordinates
 
 
+@register(Aggregator)
 @final
 @dataclass(frozen=True)
 class Mean:
@@ -36,6 +39,7 @@ class Mean:
         return 2 * clip / active
 
 
+@register(Aggregator)
 @final
 @dataclass(frozen=True)
 class WeightedMean:
@@ -57,6 +61,7 @@ class WeightedMean:
         return 2 * clip  # one client may hold all the weight
 
 
+@register(Aggregator)
 @final
 @dataclass(frozen=True)
 class TrimmedMean:
@@ -83,6 +88,7 @@ class TrimmedMean:
         return 2 * clip / (active - 2 * self.trimmed(active))
 
 
+@register(Aggregator)
 @final
 @dataclass(frozen=True)
 class Median:
@@ -128,6 +134,7 @@ def krum_scores(updates_KP: Tensor, hostile: int) -> Tensor:
     return ordered_KK[:, 1 : 1 + nearest].sum(1)  # the first is the distance to itself
 
 
+@register(Aggregator)
 @final
 @dataclass(frozen=True)
 class Krum:
@@ -146,6 +153,7 @@ class Krum:
         return updates_KP[int(scores_K.argmin())].clone()
 
 
+@register(Aggregator)
 @final
 @dataclass(frozen=True)
 class MultiKrum:
@@ -162,6 +170,7 @@ class MultiKrum:
         return updates_KP[kept.sort().values].mean(0)
 
 
+@register(Aggregator)
 @final
 @dataclass(frozen=True)
 class GeometricMedian:
@@ -198,6 +207,7 @@ class GeometricMedian:
         return a_K
 
 
+@register(Aggregator)
 @final
 @dataclass(frozen=True)
 class NormBound:
@@ -220,3 +230,6 @@ class NormBound:
 
 def _require_share(share: float) -> None:
     require(0 <= share < 0.5, "share", share, "the hostile share that is borne lies in [0, 0.5)")
+
+
+register_method("trimmed-mean", aggregator={"kind": "trimmed_mean", "share": 0.2}, recovery="never")

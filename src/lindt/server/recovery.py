@@ -6,10 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
 from lindt.errors import require
-from lindt.protocols import Evidence, RecoveryState, Statistic, Stop
+from lindt.protocols import Evidence, Recovery, RecoveryState, Statistic, Stop
+from lindt.registry import register, register_method
 from lindt.server.detection.rules import Counting, Rule
 
 
+@register(Stop)
 @final
 @dataclass(frozen=True)
 class Persist:
@@ -19,6 +21,7 @@ class Persist:
         return False
 
 
+@register(Stop)
 @final
 @dataclass(frozen=True)
 class EveryoneTreated:
@@ -28,6 +31,7 @@ class EveryoneTreated:
         return len(state.treated) >= clients
 
 
+@register(Stop)
 @final
 @dataclass(frozen=True)
 class QuietRounds:
@@ -42,6 +46,7 @@ class QuietRounds:
         return state.quiet >= self.rounds
 
 
+@register(Recovery)
 @final
 @dataclass(frozen=True)
 class Never:
@@ -54,6 +59,7 @@ class Never:
         return state
 
 
+@register(Recovery)
 @final
 @dataclass(frozen=True)
 class Always:
@@ -66,6 +72,7 @@ class Always:
         return state
 
 
+@register(Recovery)
 @final
 @dataclass(frozen=True)
 class OnDetection:
@@ -109,3 +116,7 @@ class OnDetection:
         if self.rule.exceeded(state.count) and not (self.again == "once" and state.detections):
             return replace(state, on=True, quiet=0, treated=frozenset(), detections=state.detections + 1)
         return state
+
+
+# Detection only: FedAvg that says when it goes wrong.
+register_method("watch", recovery={"kind": "on_detection", "epsilon": 0.1, "patience": 250})

@@ -26,7 +26,7 @@ from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor
 from lindt.errors import UserError
-from lindt.plan.methods import FEDAVG
+from lindt.plan.methods import METHODS
 from lindt.plan.models import Cnn, Model, SmallCnn
 from lindt.plan.plan import Alone, Data, Plan, Scoring, Training
 from lindt.plan.problem import Problem, problem_for
@@ -72,7 +72,7 @@ def _base(scale: str, seed: int) -> Plan:
     data, model, training = parts[scale]
     never = Scoring(every=ROUNDS, last=1)  # only w is looked at
     return Plan(
-        "figure1", seed, ROUNDS, data=data, model=model, training=training, method=FEDAVG,
+        "figure1", seed, ROUNDS, data=data, model=model, training=training, method=METHODS["fedavg"],
         alone=Alone(private=False), scoring=never,
     )  # fmt: skip
 

@@ -15,7 +15,8 @@ from lindt.client.sgd import GradientStep, recording_key, sgd_step
 from lindt.client.thin_gradients import Thin
 from lindt.client.weights import trainable
 from lindt.errors import require
-from lindt.protocols import Batch, Context, Predictor, Step
+from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
+from lindt.registry import register, register_method
 
 Mix = Literal["predictions", "weights"]
 
@@ -32,6 +33,7 @@ class _Mixed(nn.Module):
         self.register_buffer("alpha", torch.tensor(alpha))
 
 
+@register(Adaptation)
 @final
 @dataclass(frozen=True)
 class Apfl:
@@ -114,3 +116,6 @@ def _next_alpha(
         if g_w is not None and g_v is not None:
             slope = slope + ((p_v - p_w) * torch.lerp(g_w, g_v, alpha)).sum()
     return (alpha - rate * slope).clamp(0.0, 1.0)
+
+
+register_method("apfl", adaptation={"kind": "apfl", "alpha": 0.01})

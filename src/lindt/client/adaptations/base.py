@@ -14,7 +14,8 @@ from lindt.client.sgd import sgd_step as sgd_step
 from lindt.client.thin_gradients import Gradient
 from lindt.client.weights import trainable
 from lindt.errors import require
-from lindt.protocols import Batch, Context, Predictor, Step
+from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
+from lindt.registry import register, register_method
 
 Initial = Literal["copy", "random"]
 
@@ -29,7 +30,7 @@ def gradient_step(
 
     A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings.
     Steps are recorded only where `loss` is defined in this package and `named` holds every Python number that it
-    reads: a tape would keep the numbers of the step that was recorded (see `kind_of`). Others take the long way.
+    reads: a tape would keep the numbers of the step that was recorded (see `recording_key`). Others take the long way.
     """
     groups = [group for _, group in sides]
     if ctx.optimizer is None:
@@ -77,6 +78,7 @@ def global_step(ctx: Context, shared: nn.Module) -> Step:
     return step
 
 
+@register(Adaptation)
 @final
 @dataclass(frozen=True)
 class GlobalOnly:
@@ -90,3 +92,6 @@ class GlobalOnly:
 
     def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
         return shared
+
+
+register_method("fedavg", recovery="never")

@@ -13,11 +13,13 @@ from lindt.client.dual_model import Intertwined, Position, Scale, intertwine
 from lindt.client.thin_gradients import Gradient, norm_of
 from lindt.client.weights import trainable
 from lindt.errors import require
-from lindt.protocols import Batch, Context, Predictor, Step
+from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
+from lindt.registry import register, register_method
 
 Trains = Literal["all", "head"]
 
 
+@register(Adaptation)
 @final
 @dataclass(frozen=True)
 class Dual:
@@ -115,3 +117,17 @@ def _norms(sections: dict[str, list[nn.Parameter]], grads: list[Gradient | None]
         if mine:
             norms[f"gradient/{name}"] = float(norm_of(mine))
     return norms
+
+
+register_method("lindt", adaptation="dual")
+
+
+register_method("lindt-tm", adaptation="dual", aggregator={"kind": "trimmed_mean", "share": 0.2})
+
+
+# Attached before the activations: the best of the ablation, by little.
+register_method("lindt-before", adaptation={"kind": "dual", "position": "before"})
+
+
+# Detection and recovery: FedAvg until NFL is detected, LINDT from then on.
+register_method("runtime", adaptation="dual", recovery={"kind": "on_detection", "epsilon": 0.1, "patience": 250})

@@ -16,9 +16,11 @@ from lindt.client.weights import trainable
 from lindt.data.batches import LocalWork
 from lindt.data.examples import Rows
 from lindt.errors import PlanError, require
-from lindt.protocols import Batch, Context, Predictor, Step
+from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
+from lindt.registry import register, register_method
 
 
+@register(Adaptation)
 @final
 @dataclass(frozen=True)
 class FineTuneHead:
@@ -112,3 +114,6 @@ def _input_of(model: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
     if not kept or kept[-1][1] is not output:
         raise PlanError("head", str(head), "the model does not end with it; name the layer that gives the output")
     return kept[-1][0]
+
+
+register_method("fb", adaptation={"kind": "fine_tune_head", "rate": 0.001, "epochs": 200})

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 
 from lindt.client.adaptations.base import Initial, gradient_step, initial_private, require_choice
 from lindt.client.weights import trainable
-from lindt.protocols import Batch, Context, Predictor, Step
+from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
+from lindt.registry import register
 
 
+@register(Adaptation)
 @final
 @dataclass(frozen=True)
 class Separate:

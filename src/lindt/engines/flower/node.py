@@ -32,7 +32,7 @@ from lindt.engines.flower.wire import EngineSession, failed, pack_replies, unpac
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
 from lindt.plan.file import from_dict
-from lindt.plan.problem import load_task, problem_for
+from lindt.plan.problem import import_task, load_task, problem_for
 from lindt.protocols import Reply, Task
 from lindt.runs.files import write_whole
 
@@ -147,6 +147,8 @@ def _alone(node: Node, client: int) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _loaded(plan: str, task: str, run: str, private: str, cache: str, device: str) -> InProcess:
+    if task:
+        import_task(task)  # the plan may name components that the user's module registers
     parsed = from_dict(json.loads(plan))
     problem = load_task(task) if task else problem_for(parsed)
     return InProcess(parsed, problem, run=run, folder=Path(private), cache=Path(cache), device=device)

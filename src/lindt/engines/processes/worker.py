@@ -16,7 +16,7 @@ from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes, re
 from lindt.errors import UserError
 from lindt.plan.file import from_dict
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, load_task, problem_for
+from lindt.plan.problem import Problem, import_task, load_task, problem_for
 from lindt.protocols import Task
 
 
@@ -43,6 +43,8 @@ def serve(socket_number: int, shared_number: int) -> None:
 
 
 def _engine(setup: dict[str, Any]) -> InProcess:
+    if setup["task"]:
+        import_task(setup["task"])  # the plan may name components that the user's module registers
     plan = from_dict(setup["plan"])
     return InProcess(
         plan,

@@ -30,10 +30,17 @@ def table_of(plan: str) -> dict[str, Any]:
         raise UserError(f"plan {plan!r}: {reason}; name a TOML file or one of {', '.join(names())}") from None
 
 
-def resolve(plan: str, overrides: Sequence[str] = (), **flags: int | None) -> Any:
-    """A plan from a preset or a file, with `--set` overrides and the flags that stand for a field."""
+def resolve(plan: str, overrides: Sequence[str] = (), *, task: str | None = None, **flags: int | None) -> Any:
+    """A plan from a preset or a file, with `--set` overrides and the flags that stand for a field.
+
+    `task` is the user's own `package.module:function`. Its module is imported first: the plan may name its components.
+    """
     from lindt.plan.file import from_dict, override, to_dict
 
+    if task:
+        from lindt.plan.problem import import_task
+
+        import_task(task)
     table = table_of(plan)
     from_dict(table)  # its own mistakes first, named as they stand in the file
     table = to_dict(from_dict(table))
