@@ -43,6 +43,7 @@ bench-smoke: $(VENV)/ready ## A tiny pass of the benchmark: fails on breakage, n
 	$(BIN)/python benchmarks/run.py --smoke
 
 page: ## Build the page of `lindt report` and `lindt watch` anew from its source (needs npm)
+	PYTHONPATH=src $(PYTHON) -m lindt.report.typescript
 	npm --prefix src/lindt/report/page ci
 	npm --prefix src/lindt/report/page run check
 	npm --prefix src/lindt/report/page run build

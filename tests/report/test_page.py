@@ -14,9 +14,16 @@ from folders import about, line, mended, plan, scores, write_run
 
 from lindt.errors import UserError
 from lindt.report.page import HOLE, empty_page, ids_of, page_with, script_hashes, write_report
-from lindt.report.payload import PrivacySpent, brief_number, budget_is_open, privacy_spent, progress, whole_run
+from lindt.report.payload import (
+    PrivacySpent,
+    brief_number,
+    budget_is_open,
+    privacy_spent,
+    privacy_spent_so_far,
+    progress,
+    whole_run,
+)
 from lindt.report.reading import read_run
-from lindt.watch.index import privacy_spent_so_far
 
 NONE = PrivacySpent("no guarantee")
 

@@ -27,6 +27,7 @@ from lindt.flower.protocol import PREFIX, Instruction, reports_of
 from lindt.flower.recorder import RunFolder, RunRecorder
 from lindt.flower.replies import ValidReplies, consistent_replies, float_names, validate_replies, weights_of
 from lindt.protocols import Divergence, Evidence, RecoveryState, Statistic, Stop
+from lindt.runs.schema import SCORES
 from lindt.server.detection.rules import Counting
 from lindt.server.recovery import OnDetection, Persist
 from lindt.server.scores import Scores
@@ -208,7 +209,7 @@ class NFLDetector(Strategy):
         if self.scores is None:
             return metrics
         record = MetricRecord() if metrics is None else metrics
-        for name in ("central", "local", "private", "beta", "worst_tenth", "harmed", "clearly_harmed"):
+        for name in SCORES:
             value = getattr(self.scores, name)
             if value is not None:
                 record[PREFIX + name.replace("_", "-")] = value

@@ -16,7 +16,7 @@ import random
 import time
 import uuid
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, final
 from weakref import WeakValueDictionary
@@ -38,10 +38,13 @@ from lindt.plan.metrics import METRICS
 from lindt.protocols import Divergence, RecoveryState
 from lindt.runs.checkpoint import put_aside
 from lindt.runs.files import write_whole
+from lindt.runs.schema import ROUND, record
 from lindt.runs.store import FORMAT, RoundLog, Store
-from lindt.runs.summary import summarise_rounds
+from lindt.runs.summary import round_line, summarise_rounds
+from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
 from lindt.server.scores import Scores, summarise
+from lindt.server.updates import Refusal
 
 
 @final
@@ -108,26 +111,23 @@ class RunRecorder:
     ) -> None:
         """After the aggregate: from here on the round is not lost."""
         refused = {self.number(node): reason for node, reason in sifted.refused.items()}
-        line = {
-            "round": round,
-            "asked": self._asked,
-            "answered": sorted(self.number(node) for node in sifted.nodes),
-            "refused": [{"client": client, "reason": reason} for client, reason in sorted(refused.items())],
-            **(asdict(seen) if seen else {}),
-            "recovering": recovering,
-            "flag": state.on,
-            "count": state.count,
-            "quiet": state.quiet,
-            "detections": state.detections,
-            "scores": None,
-        }
+        result = RoundResult(
+            round=round,
+            asked=tuple(self._asked),
+            answered=tuple(sorted(self.number(node) for node in sifted.nodes)),
+            refused=tuple(Refusal(client, reason) for client, reason in sorted(refused.items())),
+            seen=seen,
+            recovering=recovering,
+            recovery=state,
+            scores=None,
+        )
         for node, size in zip(sifted.nodes, sifted.sizes_K, strict=True):
             self._know(self.number(node), train=int(size))
         if self.journal is None:
             return
         memory = remembered(strategy)
         self.journal.flush()
-        count = self.journal.lines + 1
+        count, line = self.journal.lines + 1, round_line(result)
         self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, random.getstate(), count)
         save(self.journal.checkpoint, self.journal.run, self._saved)
         self._tell_clients(self.journal)
@@ -146,7 +146,7 @@ class RunRecorder:
             self._tell(round, scores)
         if self.journal is None or self._saved is None or self._saved.round != round:
             return scores
-        line = self._saved.line | {"scores": asdict(scores) if scores else None}
+        line = self._saved.line | {"scores": record(scores, ROUND["scores"])}
         self._tell_clients(self.journal, all(report.percent for report in reports.values()) if reports else None)
         self.journal.scored(line)
         self._saved = replace(self._saved, line=line, sampler=random.getstate())

@@ -10,10 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lindt.report.payload import budget_is_open, privacy_spent, whole_run
+from lindt.report.payload import budget_is_open, privacy_spent, privacy_spent_so_far, whole_run
 from lindt.report.reading import Run, check_file, read_runs
 from lindt.runs.files import write_whole
-from lindt.watch.index import privacy_spent_so_far
 
 HOLE = '<script type="application/json" id="data">null</script>'
 

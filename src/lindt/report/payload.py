@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
+from lindt.errors import UserError
 from lindt.report.reading import (
     Run,
     adapts,
@@ -18,14 +19,43 @@ from lindt.report.reading import (
     word_at,
 )
 from lindt.report.verdict import verdict
+from lindt.runs.schema import (
+    DIVERGENCE,
+    NUMBER,
+    ROUND,
+    SCORES,
+    STATISTICS,
+    SUMMARY,
+    TEXT,
+    WHOLE,
+    MapOf,
+    Nullable,
+    kind,
+)
 
-MEASURED = ("delta", "clean", "spread", "median")
+# Of a scored round the page takes its clients as columns: `locals`, `betas` and `clear` go with `clients`, one each.
+# `clear` has a "1" where the paired test says that beta_i is not chance.
+PAGE_SCORES: dict[str, Any] = SCORES | {
+    "clients": [WHOLE],
+    "locals": [NUMBER],
+    "betas": [Nullable(NUMBER)],
+    "clear": TEXT,
+    "notes": MapOf(NUMBER),
+}
 
 
-SUMMED = ("central", "local", "private", "beta", "attack_central", "attack_local")
+# Of what the server measures, the page draws what a detector may watch.
+NOT_SHOWN = {"quiet", *DIVERGENCE} - {*STATISTICS}
 
 
-RATES = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
+PAGE_ROUND: dict[str, Any] = {
+    **{name: shape for name, shape in ROUND.items() if name not in NOT_SHOWN},
+    "seconds": Nullable(NUMBER),
+    "scores": Nullable(PAGE_SCORES),
+}
+
+
+PAGE_SUMMARY: dict[str, Any] = {name: SUMMARY[name] for name in ("scored_rounds", *SCORES, "counted_clients")}
 
 
 def whole_run(run: Run, id: str, spent: PrivacySpent) -> dict[str, Any]:
@@ -57,7 +87,7 @@ def progress(run: Run, id: str, spent: PrivacySpent, have: int) -> dict[str, Any
         "state": run.state,
         "verdict": asdict(verdict(run)),
         "said": list(run.said),
-        "summary": _summary(run.summary),
+        "summary": _brief(run.summary, PAGE_SUMMARY),
         "privacy": asdict(spent)
         | {
             "sigma": number_at(run.plan, "environment", "privacy", "sigma"),
@@ -68,41 +98,37 @@ def progress(run: Run, id: str, spent: PrivacySpent, have: int) -> dict[str, Any
 
 
 def _round(line: Mapping[str, Any], seconds: Mapping[int, float]) -> dict[str, Any]:
-    return {
-        "round": line["round"],
-        "asked": line["asked"],
-        "answered": line["answered"],
-        "refused": [{"client": one["client"], "reason": one["reason"]} for one in line["refused"]],
-        **{name: brief_number(line.get(name)) for name in MEASURED},
-        "recovering": line["recovering"],
-        "flag": line["flag"],
-        "count": line["count"],
-        "detections": line["detections"],
-        "seconds": brief_number(seconds.get(line["round"])),
-        "scores": _scores(line["scores"]) if line.get("scores") else None,
-    }
+    scores = line.get("scores")
+    own = {"seconds": seconds.get(line["round"]), "scores": _scores(scores) if scores else None}
+    found: dict[str, Any] = _brief({**line, **own}, PAGE_ROUND)
+    return found
 
 
 def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     clients: Sequence[Mapping[str, Any]] = scores["clients"]
     return {
-        **{name: brief_number(scores.get(name)) for name in RATES},
-        "harmed": scores.get("harmed"),
-        "clearly_harmed": scores.get("clearly_harmed"),
+        **scores,
         "clients": [one["client"] for one in clients],
-        "locals": [brief_number(one["local"]) for one in clients],
-        "betas": [brief_number(one.get("beta")) for one in clients],
+        "locals": [one["local"] for one in clients],
+        "betas": [one.get("beta") for one in clients],
         "clear": "".join("1" if one["clear"] else "0" for one in clients),
-        "notes": {name: brief_number(value) for name, value in scores["notes"].items()},
     }
 
 
-def _summary(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if summary is None:
+def _brief(value: Any, shape: Any) -> Any:
+    """The fields that `shape` names and no others; numbers as short as `brief_number` makes them."""
+    if value is None:
         return None
-    kept = {name: brief_number(summary.get(name)) for name in SUMMED}
-    whole = {name: summary.get(name) for name in ("scored_rounds", "clearly_harmed", "counted_clients")}
-    return kept | whole
+    shape = kind(shape)
+    if shape is NUMBER:
+        return brief_number(value)
+    if isinstance(shape, dict):
+        return {name: _brief(value.get(name), inner) for name, inner in shape.items()}
+    if isinstance(shape, MapOf):
+        return {name: _brief(item, shape.shape) for name, item in value.items()}
+    if isinstance(shape, list) and shape[0] is not WHOLE:
+        return [_brief(item, shape[0]) for item in value]
+    return value
 
 
 def _client(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,8 +172,27 @@ def privacy_spent(run: Run) -> PrivacySpent:
     return PrivacySpent("not computed yet: the run has not ended")
 
 
+def privacy_spent_so_far(run: Run) -> PrivacySpent:
+    """The budget of the rounds played so far. It takes a second or two, as it imports the plan's components."""
+    buffers = run.about.get("float_buffers")
+    if not isinstance(buffers, bool):
+        return privacy_spent(run)  # written before run.json said so
+    if not run.rounds:
+        return PrivacySpent("nothing yet: no round was played")
+    from lindt.plan.file import from_dict
+    from lindt.runs.summary import privacy_budget
+
+    try:
+        plan = from_dict(run.plan)
+        clients = len(run.about["clients"])
+        found = privacy_budget(plan, clients, list(run.rounds), buffers)
+    except UserError as error:  # a plan of another version, or damaged: its budget is not ours to say
+        return PrivacySpent(f"not known: {error}")
+    return PrivacySpent(f"so far {found['words']}", found["epsilon"], found["delta"])
+
+
 def budget_is_open(run: Run) -> bool:
-    """Whether `spent_so_far` would know more than `spent`."""
+    """Whether `privacy_spent_so_far` would know more than `privacy_spent`."""
     noisy = word_at(run.plan, "environment", "privacy", "kind") == "gaussian" and bool(_sigma(run))
     return noisy and not (run.summary and run.summary.get("privacy"))
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, final
 
 from lindt.errors import UserError
 from lindt.plan.toml import read_toml
-from lindt.runs.schema import ABOUT, ROUND, SUMMARY, TIMING, parsed
+from lindt.runs.schema import ABOUT, ROUND, STATISTICS, SUMMARY, TIMING, parsed
 
 State = Literal["running", "ended", "crashed"]
 
@@ -270,9 +270,6 @@ LEARNS = {
     "apfl": "APFL",
     "separate": "Separate",
 }
-
-
-STATISTICS = ("delta", "clean", "spread", "median")
 
 
 JOINS = {"trimmed_mean": "trimmed mean", "median": "median", "weighted_mean": "weighted mean"}

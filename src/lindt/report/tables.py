@@ -19,6 +19,7 @@ from lindt.errors import UserError
 from lindt.report.reading import Run, check_file
 from lindt.report.verdict import points
 from lindt.runs.files import write_whole
+from lindt.runs.schema import CLIENT_SCORE, ROUND, SCORES, kind
 
 
 def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
@@ -61,29 +62,28 @@ def cells(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-MEASURED = ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")
+# A round's fields that are columns; of a list (asked, answered, refused) its length.
+ROUND_FIELDS = {name: shape for name, shape in ROUND.items() if name not in ("quiet", "scores")}
 
 
-SCORED = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
-
-
-COUNTED = ("harmed", "clearly_harmed", "ties")
+CLIENT_FIELDS = {name: shape for name, shape in CLIENT_SCORE.items() if name not in ("client", "samples")}
 
 
 # Each column by name and type; Parquet keeps the types where a column has no value at all.
 ROUND_COLUMNS: dict[str, type] = {
-    "run": str, "name": str, "seed": int, "round": int, "asked": int, "answered": int, "refused": int,
-    **dict.fromkeys(MEASURED, float),
-    "recovering": bool, "flag": bool, "count": int, "detections": int, "seconds": float,
-    **dict.fromkeys(SCORED, float),
-    **dict.fromkeys(COUNTED, int),
-}  # fmt: skip
+    "run": str,
+    "name": str,
+    "seed": int,
+    **{name: int if isinstance(shape, list) else kind(shape) for name, shape in ROUND_FIELDS.items()},
+    "seconds": float,
+    **{name: kind(shape) for name, shape in SCORES.items()},
+}
 
 
 CLIENT_COLUMNS: dict[str, type] = {
     "run": str, "name": str, "seed": int, "round": int, "client": int, "attacker": bool, "train": int, "test": int,
-    "classes": int, "answered": bool, "recovering": bool, "local": float, "private": float, "beta": float,
-    "clear": bool,
+    "classes": int, "answered": bool, "recovering": bool,
+    **{name: kind(shape) for name, shape in CLIENT_FIELDS.items()},
 }  # fmt: skip
 
 
@@ -91,14 +91,12 @@ def round_rows(run: Run) -> Iterator[dict[str, Any]]:
     notes = note_columns(run)
     for line in run.rounds:
         scores = line.get("scores") or {}
+        fields = {name: line.get(name) for name in ROUND_FIELDS}
         yield {
             **_whose(run),
-            "round": line["round"],
-            **{name: len(line[name]) for name in ("asked", "answered", "refused")},
-            **{name: line.get(name) for name in MEASURED},
-            **{name: line[name] for name in ("recovering", "flag", "count", "detections")},
+            **{name: len(value) if isinstance(value, list) else value for name, value in fields.items()},
             "seconds": run.seconds.get(line["round"]),
-            **{name: scores.get(name) for name in (*SCORED, *COUNTED)},
+            **{name: scores.get(name) for name in SCORES},
             **{name: (scores.get("notes") or {}).get(name) for name in notes},
         }
 
@@ -122,7 +120,7 @@ def client_rows(run: Run) -> Iterator[dict[str, Any]]:
                 "classes": len(who["labels"]) if who.get("labels") else None,
                 "answered": one["client"] in line["answered"],
                 "recovering": line["recovering"],
-                **{name: one.get(name) for name in ("local", "private", "beta", "clear")},
+                **{name: one.get(name) for name in CLIENT_FIELDS},
             }
 
 

@@ -1,4 +1,4 @@
-"""What a run's files hold, field by field: the one description that writers, readers, tables and trackers share.
+"""What a run's files hold, field by field: the one description that writers, readers, tables, trackers and page share.
 
 Run files are input: a line is checked against its shape before it is read. A shape is a type, a list of one shape, a
 table of shapes, or `Nullable` of one. A table may hold more than its shape names, so that a newer lindt's extra fields
@@ -30,48 +30,67 @@ class MapOf:
     shape: Any
 
 
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+def kind(shape: Any) -> Any:
+    """The shape of a value that is there."""
+    return shape.shape if isinstance(shape, Nullable) else shape
 
 
 NUMBER, WHOLE, TEXT, FLAG = float, int, str, bool
 
 
-SCORES = {
+# The numbers of a scored round, by the names that they have in `server.scores.Scores`. To add one, compute it there and
+# name it here: lines, summaries, tables, trackers, Flower's metrics and the page follow. A NUMBER is averaged in the
+# summary, a WHOLE is that of the last scored round. A new one is Nullable: earlier runs do not have it.
+SCORES: dict[str, Any] = {
     "central": NUMBER,
     "local": NUMBER,
     "private": Nullable(NUMBER),
     "beta": Nullable(NUMBER),
-    "harmed": Nullable(WHOLE),
-    "clearly_harmed": Nullable(WHOLE),
-    "ties": Nullable(WHOLE),
     "worst_tenth": Nullable(NUMBER),
     "attack_central": Nullable(NUMBER),
     "attack_local": Nullable(NUMBER),
-    "clients": [
-        {
-            "client": WHOLE,
-            "samples": WHOLE,
-            "local": NUMBER,
-            "private": Nullable(NUMBER),
-            "beta": Nullable(NUMBER),
-            "clear": FLAG,
-        }
-    ],
-    "notes": MapOf(NUMBER),
+    "harmed": Nullable(WHOLE),
+    "clearly_harmed": Nullable(WHOLE),
+    "ties": Nullable(WHOLE),
 }
 
 
-ROUND = {
+# One client in a scored round: `server.scores.ClientScore`.
+CLIENT_SCORE: dict[str, Any] = {
+    "client": WHOLE,
+    "samples": WHOLE,
+    "local": NUMBER,
+    "private": Nullable(NUMBER),
+    "beta": Nullable(NUMBER),
+    "clear": FLAG,
+}
+
+
+# What the server measures in a round: `protocols.Divergence`. Missing where no valid update came back.
+DIVERGENCE: dict[str, Any] = {
+    name: Nullable(NUMBER) for name in ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")
+}
+
+
+STATISTICS = ("delta", "clean", "spread", "median")  # of DIVERGENCE, those that a detector may watch
+
+
+REFUSAL = {"client": WHOLE, "reason": TEXT}
+
+
+# A line of rounds.jsonl: the fields of a RoundResult, of its Divergence and of its RecoveryState, whose `on` is `flag`.
+ROUND: dict[str, Any] = {
     "round": WHOLE,
     "asked": [WHOLE],
     "answered": [WHOLE],
-    "refused": [{"client": WHOLE, "reason": TEXT}],
-    **{name: Nullable(NUMBER) for name in ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")},
+    "refused": [REFUSAL],
+    **DIVERGENCE,
     "recovering": FLAG,
     "flag": FLAG,
     "count": WHOLE,
+    "quiet": Nullable(WHOLE),
     "detections": WHOLE,
-    "scores": Nullable(SCORES),
+    "scores": Nullable(SCORES | {"clients": [CLIENT_SCORE], "notes": MapOf(NUMBER)}),
 }
 
 
@@ -89,17 +108,36 @@ ABOUT = {
 }
 
 
-SUMMARY = {
+SUMMARY: dict[str, Any] = {
     "rounds": WHOLE,
     "scored_rounds": WHOLE,
-    **{name: Nullable(NUMBER) for name in ("central", "local", "private", "beta", "worst_tenth")},
-    **{name: Nullable(NUMBER) for name in ("attack_central", "attack_local")},
-    **{name: Nullable(WHOLE) for name in ("harmed", "clearly_harmed", "ties")},
+    **{name: Nullable(kind(shape)) for name, shape in SCORES.items()},
     "counted_clients": WHOLE,
+    "negative": Nullable(FLAG),
     "detected_at": Nullable([WHOLE]),
+    "stopped_at": Nullable([WHOLE]),
+    "recovery_rounds": Nullable(WHOLE),
+    "refused_updates": Nullable(WHOLE),
     "metric_in_percent": FLAG,
     "privacy": Nullable({"words": TEXT, "epsilon": Nullable(NUMBER), "delta": Nullable(NUMBER)}),
 }
+
+
+def record(value: Any, shape: Any) -> Any:
+    """Plain values to write: of an object the attributes that `shape` names, and no others."""
+    if value is None:
+        return None
+    shape = kind(shape)
+    if isinstance(shape, MapOf):
+        return dict(value)
+    if isinstance(shape, list):
+        return [record(item, shape[0]) for item in value]
+    if isinstance(shape, dict):
+        return {name: record(getattr(value, name), inner) for name, inner in shape.items()}
+    return value
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parsed(text: bytes, shape: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from lindt.environment.budget import budget
@@ -12,32 +11,17 @@ from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, fingerprint, first_model
 from lindt.plan.roles import attackers_of
 from lindt.protocols import BoundedSensitivity
+from lindt.runs.schema import DIVERGENCE, NUMBER, ROUND, SCORES, kind, record
 from lindt.server.detection.rules import is_negative
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
-from lindt.server.scores import Scores
 
 
 def round_line(result: RoundResult) -> dict[str, Any]:
     """One line of rounds.jsonl. Accuracies and gains are fractions."""
-    recovery = result.recovery
-    return {
-        "round": result.round,
-        "asked": list(result.asked),
-        "answered": list(result.answered),
-        "refused": [asdict(refusal) for refusal in result.refused],
-        **(asdict(result.seen) if result.seen else {}),
-        "recovering": result.recovering,
-        "flag": recovery.on,
-        "count": recovery.count,
-        "quiet": recovery.quiet,
-        "detections": recovery.detections,
-        "scores": _scores(result.scores) if result.scores else None,
-    }
-
-
-def _scores(scores: Scores) -> dict[str, Any]:
-    return asdict(scores) | {"clients": [asdict(client) for client in scores.clients]}
+    seen, recovery = result.seen, result.recovery
+    found = {**vars(result), **vars(recovery), "flag": recovery.on, **(vars(seen) if seen else {})}
+    return {name: record(found[name], shape) for name, shape in ROUND.items() if seen or name not in DIVERGENCE}
 
 
 def about_run(plan: Plan, problem: Problem, task: str | None) -> dict[str, Any]:
@@ -97,13 +81,14 @@ def summarise_rounds(lines: list[dict[str, Any]], last_scored: int, percent: boo
     scored = [line["scores"] for line in lines if line["scores"]]
     last = scored[-last_scored:]
     end = last[-1] if last else {"clients": ()}  # nobody answered when asked how it fares
-    names = ("central", "local", "private", "beta", "worst_tenth", "attack_central", "attack_local")
     betas = [scores["beta"] for scores in scored if scores["beta"] is not None]
     return {
         "rounds": len(lines),
         "scored_rounds": len(last),
-        **{name: _mean([scores[name] for scores in last]) for name in names},
-        **{name: end.get(name) for name in ("harmed", "clearly_harmed", "ties")},
+        **{
+            name: _mean([scores.get(name) for scores in last]) if kind(shape) is NUMBER else end.get(name)
+            for name, shape in SCORES.items()
+        },
         "counted_clients": len(end["clients"]),
         "negative": is_negative(betas) if betas else None,
         "detected_at": _detections(lines),

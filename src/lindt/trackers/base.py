@@ -11,6 +11,7 @@ from typing import Any, Protocol, final
 
 from lindt.errors import UserError
 from lindt.runs.play import Event, RoundFollowed, RoundPlayed, RunEnded, RunStarted
+from lindt.runs.schema import DIVERGENCE, SCORES
 from lindt.runs.summary import round_line
 
 # The package that each needs; its extra and its module here have the tracker's name.
@@ -63,15 +64,6 @@ class TrackerSet:
             self.say(f"--track {name} failed and is left out from here on: {type(error).__name__} {reason}")
 
 
-DETECTION = ("delta", "w_div", "clean", "spread", "median", "clipped", "noise_norm", "count")
-
-
-SCORES = ("central", "local", "private", "beta", "worst_tenth", "harmed", "clearly_harmed")
-
-
-ATTACK = ("attack_central", "attack_local")
-
-
 class Tracker(Protocol):
     """One run in one tracker; made when the run begins, or goes on."""
 
@@ -89,20 +81,23 @@ def round_values(line: Mapping[str, Any]) -> dict[str, float]:
     """A round's numbers by name; what was not measured in it is left out."""
     scores: Mapping[str, Any] = line["scores"] or {}
     values = {
-        **{f"detection/{name}": line.get(name) for name in DETECTION},
+        **{f"detection/{name}": line.get(name) for name in (*DIVERGENCE, "count")},
         "detection/recovering": line["recovering"],
         "clients/answered": len(line["answered"]),
         "clients/refused": len(line["refused"]),
-        **{f"scores/{name}": scores.get(name) for name in SCORES},
-        **{f"attack/{name.removeprefix('attack_')}": scores.get(name) for name in ATTACK},
+        **{_score_name(name): scores.get(name) for name in SCORES},
         **{f"adaptation/{name}": value for name, value in (scores.get("notes") or {}).items()},
     }
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
+def _score_name(name: str) -> str:
+    return name.replace("_", "/", 1) if name.startswith("attack_") else f"scores/{name}"
+
+
 def end_values(summary: Mapping[str, Any]) -> dict[str, float]:
     """The results: means over the last scored rounds."""
-    names = (*SCORES, *ATTACK, "recovery_rounds", "refused_updates")
+    names = (*SCORES, "recovery_rounds", "refused_updates")
     values = {f"end/{name}": summary.get(name) for name in names}
     detected = summary.get("detected_at")
     values["end/detected_at"] = detected[0] if detected else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, final
 
 from lindt.errors import UserError, in_short
-from lindt.report.payload import PrivacySpent, budget_is_open, privacy_spent
+from lindt.report.payload import PrivacySpent, budget_is_open, privacy_spent, privacy_spent_so_far
 from lindt.report.reading import Reader, Run, find_runs, is_locked
 from lindt.report.terminal import run_row
 from lindt.report.verdict import plain, verdict
@@ -125,22 +125,3 @@ def is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def privacy_spent_so_far(run: Run) -> PrivacySpent:
-    """The budget of the rounds played so far. It takes a second or two, as it imports the plan's components."""
-    buffers = run.about.get("float_buffers")
-    if not isinstance(buffers, bool):
-        return privacy_spent(run)  # written before run.json said so
-    if not run.rounds:
-        return PrivacySpent("nothing yet: no round was played")
-    from lindt.plan.file import from_dict
-    from lindt.runs.summary import privacy_budget
-
-    try:
-        plan = from_dict(run.plan)
-        clients = len(run.about["clients"])
-        found = privacy_budget(plan, clients, list(run.rounds), buffers)
-    except UserError as error:  # a plan of another version, or damaged: its budget is not ours to say
-        return PrivacySpent(f"not known: {error}")
-    return PrivacySpent(f"so far {found['words']}", found["epsilon"], found["delta"])

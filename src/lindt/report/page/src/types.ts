@@ -1,43 +1,8 @@
-// What the page is given: the values of lindt/report/payload.py. Rates and gains are fractions.
+// What the page is given: the values of lindt/report/payload.py. A round and a summary follow from the run files' schema.
 
-export interface Refusal {
-  client: number;
-  reason: string;
-}
+import type { Round, Statistic, Summary } from "./schema";
 
-export interface Scores {
-  central: number;
-  local: number;
-  private: number | null;
-  beta: number | null;
-  clearly_harmed: number | null;
-  harmed: number | null;
-  worst_tenth: number | null;
-  attack_central: number | null;
-  attack_local: number | null;
-  clients: number[]; // who was counted; the next three go with it, one each
-  locals: number[];
-  betas: (number | null)[];
-  clear: string; // "1" where the paired test says that beta_i is no chance
-  notes: Record<string, number>;
-}
-
-export interface Round {
-  round: number;
-  asked: number[];
-  answered: number[];
-  refused: Refusal[];
-  delta: number | null;
-  clean: number | null;
-  spread: number | null;
-  median: number | null;
-  recovering: boolean;
-  flag: boolean;
-  count: number;
-  detections: number;
-  seconds: number | null;
-  scores: Scores | null;
-}
+export type { Refusal, Round, Scores, Summary } from "./schema";
 
 export interface Client {
   client: number;
@@ -51,20 +16,8 @@ export interface Client {
 export interface Rule {
   epsilon: number;
   patience: number;
-  statistic: "delta" | "clean" | "spread" | "median";
+  statistic: Statistic;
   counting: string;
-}
-
-export interface Summary {
-  scored_rounds: number;
-  central: number | null;
-  local: number | null;
-  private: number | null;
-  beta: number | null;
-  clearly_harmed: number | null;
-  counted_clients: number;
-  attack_central: number | null;
-  attack_local: number | null;
 }
 
 export interface Privacy {
@@ -96,7 +49,6 @@ export interface Run extends Progress {
   metric: string;
   rule: Rule | null;
   adapts: boolean;
-  relabel: boolean; // whether anybody attacks with wrong labels
   clients: Client[];
   class_names: string[];
   versions: Record<string, string>;
