@@ -13,7 +13,7 @@ from lindt.errors import PlanError, UserError, one_line
 from lindt.plan.methods import Method
 from lindt.plan.metrics import Accuracy, MacroF1
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model
+from lindt.plan.problem import Problem, first_model, initial_weights
 from lindt.plan.roles import backdoor_of, counted_clients
 from lindt.protocols import ChecksModel, Context, Examples, Metric
 
@@ -74,6 +74,7 @@ def check_model(plan: Plan, problem: Problem) -> None:
             raise UserError(
                 f"model: {name} is {parameter.dtype}; weights travel as float32, call .float() on the model"
             )
+    initial_weights(problem, plan, model)  # read here, where the model was built anyway
     for client, (train, test) in enumerate(problem.data):
         for data in (train, test):
             outputs = _dry(plan, problem, model, data, client)
