@@ -1,4 +1,7 @@
-"""What a federation learns: the clients' data, a model, a loss and a metric. From a plan, or the user's own."""
+"""What a federation learns: the clients' data, a model, a loss and a metric. From a plan, or the user's own.
+
+The plan's seed also decides which clients attack, and with that whose scores count.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from lindt.client.weights import read_buffers, read_w
-from lindt.data.examples import Rows, add_samples, as_examples
+from lindt.data.examples import Rows, add_samples, as_examples, pool
 from lindt.data.partition import Roles
 from lindt.data.sources import SOURCES, Pools
+from lindt.environment.participation import choose_attackers
 from lindt.errors import PlanError, UserError, require_type
 from lindt.plan.metrics import METRICS, MeanOf
 from lindt.plan.plan import Plan
@@ -133,6 +137,27 @@ def allocate(plan: Plan, pools: Pools) -> list[tuple[torch.Tensor, torch.Tensor]
     roles = None if pools.roles is None else (pools.roles[pools.train].numpy(), pools.roles[pools.test].numpy())
     shares = plan.data.allocation.split(train_y, test_y, plan.data.clients, plan.seed, roles)
     return [(torch.as_tensor(share.train), torch.as_tensor(share.test)) for share in shares]
+
+
+def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
+    return choose_attackers(plan.environment.threat.share, clients, plan.seed_for("attackers"))
+
+
+def backdoor_of(plan: Plan, problem: Problem) -> Examples | None:
+    """What the attackers hold in common. Raises a PlanError where the threat does not fit the labels."""
+    threat = plan.environment.threat
+    if not threat.share:
+        return None
+    try:
+        return threat.pool(pool([train for train, _ in problem.data]))
+    except PlanError as error:
+        raise error.within("environment.threat") from None
+
+
+def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
+    """Whose local scores and gains count."""
+    left_out = attackers_of(plan, len(clients)) if plan.scoring.attackers == "left out" else frozenset()
+    return frozenset(clients) - left_out
 
 
 def load_task(name: str) -> Problem:

@@ -16,8 +16,7 @@ from typing import Any, final
 from lindt.engines.select import ClosableEngine, check_engine, choose_engine
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, fingerprint, load_task, problem_for
-from lindt.plan.roles import counted_clients
+from lindt.plan.problem import Problem, counted_clients, fingerprint, load_task, problem_for
 from lindt.runs.store import Store
 from lindt.runs.summary import about_run, summarise_run
 from lindt.server.checks import check

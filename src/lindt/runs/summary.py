@@ -9,8 +9,7 @@ from lindt.environment.budget import budget
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, fingerprint, initial_weights
-from lindt.plan.roles import attackers_of
+from lindt.plan.problem import Problem, attackers_of, fingerprint, initial_weights
 from lindt.protocols import BoundedSensitivity
 from lindt.server.detection.rules import is_negative
 from lindt.server.federation import RoundResult

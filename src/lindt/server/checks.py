@@ -13,8 +13,7 @@ from lindt.errors import PlanError, UserError, one_line
 from lindt.plan.methods import Method
 from lindt.plan.metrics import Accuracy, MacroF1
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model, initial_weights
-from lindt.plan.roles import backdoor_of, counted_clients
+from lindt.plan.problem import Problem, backdoor_of, counted_clients, first_model, initial_weights
 from lindt.protocols import ChecksModel, Context, Examples, Metric
 
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from lindt.errors import PlanError, UserError, require_type
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, initial_weights, problem_for
-from lindt.plan.roles import attackers_of, counted_clients
+from lindt.plan.problem import Problem, attackers_of, counted_clients, initial_weights, problem_for
 from lindt.protocols import Buffers, Divergence, Engine, Evidence, Kind, Loss, Metric, RecoveryState, Task
 from lindt.resources import with_threads
 from lindt.seeds import seed_for

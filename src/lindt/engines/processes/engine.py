@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Self, final
 
 from lindt.client.private_store import FolderStore, forget_after
-from lindt.engines.base import CLOSED, check_tasks
+from lindt.engines.inprocess import CLOSED, check_tasks
 from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes, reply_of, shared_file, task_line
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, initial_weights
-from lindt.plan.roles import attackers_of
+from lindt.plan.problem import Problem, attackers_of, initial_weights
 from lindt.protocols import Reply, Task
 from lindt.resources import keep_memory
 
