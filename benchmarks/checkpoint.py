@@ -20,11 +20,11 @@ TIMES = 20
 
 def main(where: str | None) -> None:
     from lindt.client.private_store import FolderStore
-    from lindt.client.weights import read_buffers, read_w
     from lindt.plan.models import Cnn
     from lindt.protocols import RecoveryState
     from lindt.runs.checkpoint import save_checkpoint
     from lindt.server.federation import RunState
+    from lindt.weights import read_buffers, read_w
 
     model = Cnn().build()
     w, buffers = read_w(model), read_buffers(model)

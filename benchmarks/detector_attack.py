@@ -25,8 +25,7 @@ from lindt.environment.privacy import Gaussian
 from lindt.plan.methods import METHODS
 from lindt.plan.plan import Alone, Plan, Scoring
 from lindt.plan.presets import resolve
-from lindt.plan.problem import problem_for
-from lindt.plan.roles import attackers_of
+from lindt.plan.problem import attackers_of, problem_for
 from lindt.protocols import Aggregator, Reply, Statistic, Task
 from lindt.server.aggregation import GeometricMedian, Krum, Mean, Median
 from lindt.server.detection.divergence import measure

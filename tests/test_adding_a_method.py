@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
 
-from lindt.client.weights import trainable
 from lindt.data.batches import LocalWork
 from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
@@ -27,6 +26,7 @@ from lindt.plan.plan import Alone, Plan
 from lindt.plan.presets import resolve
 from lindt.plan.problem import Problem, first_model, problem_for
 from lindt.server.federation import federate
+from lindt.weights import trainable
 
 ROOT = Path(__file__).parent.parent
 

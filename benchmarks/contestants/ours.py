@@ -9,7 +9,6 @@ import torch
 from work import BATCH, MAX_NORM, RATE, WINDOW_BATCH, Report, rounds_wanted
 
 from lindt import METHODS, Plan, Problem, federate
-from lindt.client.weights import write
 from lindt.engines.inprocess import InProcess
 from lindt.engines.processes.engine import Processes
 from lindt.environment import Environment
@@ -19,6 +18,7 @@ from lindt.plan.plan import Alone, Scoring, Training
 from lindt.plan.problem import first_model
 from lindt.resources import keep_memory
 from lindt.server.federation import RunState, begin, evaluate
+from lindt.weights import write
 
 NEVER = 1_000_000
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
 
 from lindt.client.adaptations.dual import Dual
-from lindt.client.weights import write
 from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
@@ -23,6 +22,7 @@ from lindt.plan.plan import Alone, Plan, Scoring, Training
 from lindt.plan.problem import Problem, first_model
 from lindt.protocols import Buffers, Reply, Task
 from lindt.server.federation import RoundResult, RunState, federate
+from lindt.weights import write
 
 CLIENTS, SIGMA = 3, 0.003
 

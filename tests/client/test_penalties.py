@@ -11,10 +11,10 @@ from worlds import context
 
 from lindt.client.adaptations.base import GlobalOnly
 from lindt.client.penalties import NoPenalty, Proximal
-from lindt.client.weights import read_w, trainable
 from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.protocols import Penalty
+from lindt.weights import read_w, trainable
 
 
 def model_at(*weights: float) -> nn.Linear:

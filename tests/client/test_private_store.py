@@ -25,13 +25,13 @@ from lindt.client.private_store import (
     newest,
     prune,
 )
-from lindt.client.weights import read_buffers, read_w
 from lindt.errors import UserError
 from lindt.protocols import Buffers, RecoveryState
 from lindt.runs.checkpoint import load_checkpoint, save_checkpoint
 from lindt.runs.files import write_whole
 from lindt.runs.sealed import seal
 from lindt.server.federation import RunState
+from lindt.weights import read_buffers, read_w
 
 
 @pytest.fixture(params=["memory", "folder", "behind"])

@@ -27,10 +27,10 @@ from lindt.client.dual_model import Intertwined
 from lindt.client.penalties import NoPenalty, Proximal
 from lindt.client.replay import Tape
 from lindt.client.sgd import BEFORE, GradientStep, recording_key
-from lindt.client.weights import read_buffers, read_w
 from lindt.data.examples import Rows
 from lindt.plan.models import Cnn, Lstm, SmallCnn
 from lindt.protocols import Adaptation, Batch, Context, Penalty, Predictor, Step
+from lindt.weights import read_buffers, read_w
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from worlds import context
 from lindt.client.adaptations.base import global_step, initial_private
 from lindt.client.penalties import Proximal
 from lindt.client.sgd import sgd_step
-from lindt.client.weights import read_w
 from lindt.data.examples import Rows
 from lindt.plan.models import Lstm, SmallCnn
+from lindt.weights import read_w
 
 
 def parameter(*values: float) -> nn.Parameter:

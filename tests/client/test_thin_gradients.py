@@ -15,8 +15,8 @@ from lindt.client.adaptations.apfl import Apfl
 from lindt.client.penalties import Proximal
 from lindt.client.sgd import sgd_step
 from lindt.client.thin_gradients import Thin, gradients, norm_of
-from lindt.client.weights import read_w
 from lindt.data.examples import Rows
+from lindt.weights import read_w
 
 
 def wide(bias: bool = True) -> nn.Linear:

@@ -11,8 +11,7 @@ from worlds import tiny, tiny_runtime
 
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import load_task
-from lindt.plan.roles import attackers_of
+from lindt.plan.problem import attackers_of, load_task
 from lindt.runs.play import PrivateModelTrained, RoundPlayed, RunEnded, RunStarted, run_plan
 from lindt.runs.store import Store
 

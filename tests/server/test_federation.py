@@ -19,8 +19,7 @@ from lindt.environment.privacy import Gaussian
 from lindt.errors import PlanError, UserError
 from lindt.plan.methods import METHODS, Method
 from lindt.plan.plan import Alone, Plan, Scoring, Training
-from lindt.plan.problem import Problem, problem_for
-from lindt.plan.roles import attackers_of
+from lindt.plan.problem import Problem, attackers_of, problem_for
 from lindt.protocols import Buffers, RecoveryState, Reply, Task
 from lindt.server.aggregation import TrimmedMean
 from lindt.server.federation import RunState, begin, federate, play_round

@@ -26,8 +26,7 @@ from lindt.report.tables import comparison
 from lindt.report.verdict import verdict
 from lindt.resources import keep_memory
 from lindt.runs.play import Event, RoundFollowed, RoundPlayed, RunEnded, RunStarted, cache_folder, run_plan
-from lindt.runs.summary import about_run, round_line
-from lindt.trackers.base import check_trackers, track_events
+from lindt.runs.summary import about_run
 
 Job = tuple[str, Plan | None, Path]
 
@@ -59,7 +58,10 @@ class CommandContext:
 
 def play(session: CommandContext, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any]]]:
     """Run jobs one after the other; returns each one's summary. Ctrl-C says how to go on."""
-    check_trackers(session.track)
+    if session.track:
+        from lindt.trackers.base import check_trackers
+
+        check_trackers(session.track)
     keep_memory()
     found: list[tuple[str, dict[str, Any]]] = []
     for label, plan, folder in jobs:
@@ -74,13 +76,17 @@ def play(session: CommandContext, jobs: Sequence[Job]) -> list[tuple[str, dict[s
 
 
 def _play_one(session: CommandContext, label: str, plan: Plan | None, folder: Path) -> dict[str, Any]:
-    events = track_events(_events(session, plan, folder), session.track, session.warn)
+    events = _events(session, plan, folder)
+    if session.track:
+        from lindt.trackers.base import track_events
+
+        events = track_events(events, session.track, session.warn)
     summary: dict[str, Any] = {}
     if session.as_json:
         for event in events:
             _heard(session, event)
-            if (line := _played(event)) is not None:
-                _line({"event": "round", "run": label, **line})
+            if isinstance(event, RoundPlayed | RoundFollowed):
+                _line({"event": "round", "run": label, **event.line})
             elif isinstance(event, RunEnded):
                 summary = event.summary
                 _line({"event": "end", "run": label, "folder": str(folder), **summary})
@@ -88,7 +94,7 @@ def _play_one(session: CommandContext, label: str, plan: Plan | None, folder: Pa
     with ProgressDisplay(session.console, label).watching() as narrator:
         for event in events:
             _heard(session, event)
-            narrator.see(event, _played(event))
+            narrator.see(event)
             if isinstance(event, RunEnded):
                 summary = event.summary
     session.console.print(f"[bold]{label}[/]: {verdict(read_run(folder)).sentence}", highlight=False)
@@ -116,13 +122,6 @@ def _events(session: CommandContext, plan: Plan | None, folder: Path) -> Iterato
         device=session.device,
         cache=cache_folder(),
     )
-
-
-def _played(event: Event) -> dict[str, Any] | None:
-    """A round's line, whoever played it."""
-    if isinstance(event, RoundPlayed):
-        return round_line(event.result)
-    return event.line if isinstance(event, RoundFollowed) else None
 
 
 def compare_methods(session: CommandContext, base: Plan, grid: ComparisonGrid, folder: Path) -> None:

@@ -83,12 +83,23 @@ def run(
     )
 
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
+    session = CommandContext(console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track))
+    if out and resume and not named and _holds_run(out):
+        play(session, [(_name_in(out), None, out)])  # by its own plan, which the store parses
+        return
     resolved = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
-    kept = resume and not named and (folder / "plan.toml").exists()
-    name = presets.resolve(str(folder / "plan.toml")).name if kept else resolved.name
-    session = CommandContext(console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track))
-    play(session, [(name, None if kept else resolved, folder)])
+    kept = resume and not named and _holds_run(folder)
+    play(session, [(_name_in(folder), None, folder) if kept else (resolved.name, resolved, folder)])
+
+
+def _holds_run(folder: Path) -> bool:
+    return (folder / "plan.toml").exists()
+
+
+def _name_in(folder: Path) -> str:
+    """The name of a folder's plan, which is checked when the run is opened."""
+    return str(presets.table_of(str(folder / "plan.toml")).get("name", folder.name))
 
 
 def compare(

@@ -14,12 +14,12 @@ from lindt.client.adaptations.base import global_step
 from lindt.client.private_models import PrivateModelCache, PrivateTraining
 from lindt.client.private_store import PrivateStore, newest, prune
 from lindt.client.training import OutputCapture, fit, forward_all, seeded
-from lindt.client.weights import read_buffers, read_w, write
 from lindt.data.batches import LocalWork
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem
 from lindt.protocols import ClientTally, Context, Examples, Predictor, Reply, Task
+from lindt.weights import read_buffers, read_w, write
 
 
 @final

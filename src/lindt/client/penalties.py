@@ -8,10 +8,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lindt.client.weights import trainable
 from lindt.errors import require
 from lindt.protocols import Penalty
 from lindt.registry import register, register_method
+from lindt.weights import trainable
 
 
 @register(Penalty)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from lindt.client.sgd import GradientStep, recording_key
 from lindt.client.training import fit, forward_all, prepare_model, seeded
-from lindt.client.weights import trainable
 from lindt.data.batches import LocalWork
 from lindt.data.examples import add_samples, pool, subset
 from lindt.plan.plan import Plan
@@ -28,6 +27,7 @@ from lindt.protocols import Batch, Examples, Metric
 from lindt.resources import with_threads
 from lindt.runs.files import write_whole
 from lindt.seeds import seed_for
+from lindt.weights import trainable
 
 RULE = 1  # of training alone; a change of it makes kept outputs stale
 

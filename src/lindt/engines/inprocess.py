@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self, final
+from typing import Final, Self, final
 
 import torch
 
@@ -12,12 +12,12 @@ from lindt.client.client import Client, WorkerContext
 from lindt.client.private_models import PrivateModelCache
 from lindt.client.private_store import BackgroundWriter, FolderStore, MemoryStore, PrivateStore, forget_after
 from lindt.client.training import prepare_model
-from lindt.engines.base import CLOSED, check_tasks
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model
-from lindt.plan.roles import attackers_of, backdoor_of
+from lindt.plan.problem import Problem, attackers_of, backdoor_of, first_model
 from lindt.protocols import Reply, Task
 from lindt.resources import with_threads
+
+CLOSED: Final = "the engine is closed; build another"
 
 
 @final
@@ -83,3 +83,10 @@ class InProcess:
     def forget_after(self, round: int) -> None:
         for client in self.clients:
             forget_after(self.versions, client.id, round)
+
+
+def check_tasks(tasks: Sequence[Task], clients: int) -> None:
+    """Refuse tasks for clients that do not exist; a negative id would be a client counted from the end."""
+    for task in tasks:
+        if not 0 <= task.client < clients:
+            raise ValueError(f"client {task.client} does not exist: the problem has clients 0 to {clients - 1}")

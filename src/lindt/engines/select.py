@@ -12,9 +12,8 @@ import torch
 from lindt.engines.inprocess import InProcess
 from lindt.engines.processes.engine import Processes
 from lindt.errors import UserError
-from lindt.plan.models import parameters_of
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model
+from lindt.plan.problem import Problem, initial_weights
 from lindt.protocols import Engine
 
 ENGINES = ("auto", "inprocess", "processes", "flower")
@@ -67,5 +66,5 @@ def choose_engine(
 def workers_pay(plan: Plan, problem: Problem) -> bool:
     samples = sum(len(train) for train, _ in problem.data) / len(problem.data)
     answers = plan.environment.participation.wanted(len(problem.data)) * plan.rounds
-    work = parameters_of(first_model(problem, plan)) * samples * answers * plan.training.epochs
+    work = initial_weights(problem, plan).w_P.numel() * samples * answers * plan.training.epochs
     return (os.cpu_count() or 1) > 1 and work > WORKERS_PAY_FROM

@@ -21,11 +21,11 @@ from lindt.client.adaptations.base import global_step, initial_private
 from lindt.client.adaptations.dual import Dual
 from lindt.client.penalties import NoPenalty
 from lindt.client.training import fit, forward_all, seeded
-from lindt.client.weights import read_w
 from lindt.data.batches import LocalWork
 from lindt.data.examples import as_examples
 from lindt.errors import UserError
 from lindt.protocols import Context, Examples, Loss, Metric, Optimizer, Penalty, Predictor, Step
+from lindt.weights import read_w
 
 
 @final

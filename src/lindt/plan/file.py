@@ -47,6 +47,12 @@ def from_dict(table: Mapping[str, Any]) -> Plan:
     return plan
 
 
+def with_fields(plan: Plan, given: Mapping[str, Any]) -> Plan:
+    """The plan with other values in fields of its own, checked like those of a file."""
+    hints = typing.get_type_hints(Plan)
+    return dataclasses.replace(plan, **{name: build(hints[name], value, name) for name, value in given.items()})
+
+
 def from_toml(text: str, name: str = "plan") -> dict[str, Any]:
     try:
         return read_toml(text)

@@ -1,4 +1,7 @@
-"""What a federation learns: the clients' data, a model, a loss and a metric. From a plan, or the user's own."""
+"""What a federation learns: the clients' data, a model, a loss and a metric. From a plan, or the user's own.
+
+The plan's seed also decides which clients attack, and with that whose scores count.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,29 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from lindt.data.examples import Rows, add_samples, as_examples
+from lindt.data.examples import Rows, add_samples, as_examples, pool
 from lindt.data.partition import Roles
 from lindt.data.sources import SOURCES, Pools
+from lindt.environment.participation import choose_attackers
 from lindt.errors import PlanError, UserError, require_type
 from lindt.plan.metrics import METRICS, MeanOf
 from lindt.plan.plan import Plan
-from lindt.protocols import Examples, Loss, Metric
+from lindt.protocols import Buffers, Examples, Loss, Metric
 from lindt.resources import with_threads
+from lindt.weights import read_buffers, read_w
+
+
+@final
+@dataclass(frozen=True)
+class InitialWeights:
+    """What the server knows of a model: w^0 and its buffers. Legend: P parameters."""
+
+    w_P: torch.Tensor
+    buffers: Buffers
+
+    @property
+    def float_buffers(self) -> bool:
+        return self.buffers.floats_F.numel() > 0
 
 
 @final
@@ -39,6 +57,8 @@ class Problem:
     class_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()  # one each, or none
     data: tuple[tuple[Examples, Examples], ...] = field(init=False, repr=False)
+    # The initial weights that were asked for last, by seed and threads.
+    _initial: dict[tuple[int, int], InitialWeights] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         require_type("clients", self.clients, Iterable, "give a list of pairs (train, test)")
@@ -73,10 +93,24 @@ def _pair(index: int, client: object) -> tuple[Examples, Examples]:
 
 
 def first_model(problem: Problem, plan: Plan) -> nn.Module:
-    """w^0: the same for every method, drawn from the plan's seed."""
+    """A new module with w^0: the same for every method, drawn from the plan's seed.
+
+    It calls the user's function, which may take long: for each place that trains. Whoever needs w^0 or its size asks
+    `initial_weights`.
+    """
     with torch.random.fork_rng(devices=[]), with_threads(plan.threads):
         torch.manual_seed(plan.seed_for("model"))
         return problem.model()
+
+
+def initial_weights(problem: Problem, plan: Plan, model: nn.Module | None = None) -> InitialWeights:
+    """w^0 and its buffers, read once from `model`, an untrained `first_model`, or from one that is built here."""
+    key = plan.seed_for("model"), plan.threads
+    if key not in problem._initial:
+        model = first_model(problem, plan) if model is None else model
+        problem._initial.clear()  # one is kept, for the plan at hand
+        problem._initial[key] = InitialWeights(read_w(model), read_buffers(model))
+    return problem._initial[key]
 
 
 def problem_for(plan: Plan) -> Problem:
@@ -103,6 +137,27 @@ def allocate(plan: Plan, pools: Pools) -> list[tuple[torch.Tensor, torch.Tensor]
     roles = None if pools.roles is None else (pools.roles[pools.train].numpy(), pools.roles[pools.test].numpy())
     shares = plan.data.allocation.split(train_y, test_y, plan.data.clients, plan.seed, roles)
     return [(torch.as_tensor(share.train), torch.as_tensor(share.test)) for share in shares]
+
+
+def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
+    return choose_attackers(plan.environment.threat.share, clients, plan.seed_for("attackers"))
+
+
+def backdoor_of(plan: Plan, problem: Problem) -> Examples | None:
+    """What the attackers hold in common. Raises a PlanError where the threat does not fit the labels."""
+    threat = plan.environment.threat
+    if not threat.share:
+        return None
+    try:
+        return threat.pool(pool([train for train, _ in problem.data]))
+    except PlanError as error:
+        raise error.within("environment.threat") from None
+
+
+def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
+    """Whose local scores and gains count."""
+    left_out = attackers_of(plan, len(clients)) if plan.scoring.attackers == "left out" else frozenset()
+    return frozenset(clients) - left_out
 
 
 def import_task(name: str) -> Callable[[], object]:

@@ -44,15 +44,14 @@ class ProgressDisplay:
         with self.progress:
             yield self
 
-    def see(self, event: Event, line: dict[str, Any] | None = None) -> None:
-        """Draw an event; `line` is what the store keeps of a played round."""
+    def see(self, event: Event) -> None:
         name = type(event).__name__
         if name == "RunStarted":
             self._start(event)
         elif name == "PrivateModelTrained":
             self._bar("each client alone", event.clients, "private models, the yardstick of beta")  # type: ignore[union-attr]
-        elif line is not None:
-            self._round(line)
+        elif name in ("RoundPlayed", "RoundFollowed"):
+            self._round(event.line)  # type: ignore[union-attr]
 
     def _start(self, event: Any) -> None:
         self.plan = event.plan

@@ -16,8 +16,7 @@ from typing import Any, final
 from lindt.engines.select import ClosableEngine, check_engine, choose_engine
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, fingerprint, import_task, load_task, problem_for
-from lindt.plan.roles import counted_clients
+from lindt.plan.problem import Problem, counted_clients, fingerprint, import_task, load_task, problem_for
 from lindt.runs.store import Store
 from lindt.runs.summary import about_run, summarise_run
 from lindt.server.checks import check
@@ -44,6 +43,7 @@ class PrivateModelTrained:
 @dataclass(frozen=True)
 class RoundPlayed:
     result: RoundResult
+    line: dict[str, Any]  # as the store keeps it
 
 
 @final
@@ -59,6 +59,17 @@ class RoundFollowed:
 class RunEnded:
     store: Store
     summary: dict[str, Any]
+
+
+@final
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run's folder, begun or taken up, and the problem that was checked against the plan."""
+
+    store: Store
+    plan: Plan
+    problem: Problem
+    exists: bool  # before it was opened
 
 
 Event = RunStarted | PrivateModelTrained | RoundPlayed | RoundFollowed | RunEnded
@@ -87,12 +98,11 @@ def run_plan(
     `carry` makes an engine that is none of ours to start. With `secret` the server draws its own seed for noise
     and sampling from the operating system and keeps it in its checkpoint only.
     """
-    if task:
-        import_task(task)  # the folder's plan may name components that the user's module registers
-    if ended := ended_run(plan, folder, resume):
-        yield ended
+    opened = open_run(plan, folder, task=task, resume=resume, engine=engine, device=device)
+    if isinstance(opened, RunEnded):
+        yield opened
         return
-    store, plan, problem, exists = open_run(plan, folder, task=task, resume=resume, engine=engine, device=device)
+    store, plan, problem = opened.store, opened.plan, opened.problem
     with store.locked():
         carrier = (
             carry(plan, problem)
@@ -104,7 +114,7 @@ def run_plan(
         try:
             state = begin(plan, problem, store.run)
             state = replace(state, secret=secrets.randbits(63)) if secret else state
-            saved = store.resume() if exists else None
+            saved = store.resume() if opened.exists else None
             if saved and saved.w.shape != state.w.shape:
                 raise UserError(f"{folder}: its checkpoint has {len(saved.w)} weights, the model {len(state.w)}")
             state = saved or state
@@ -116,9 +126,9 @@ def run_plan(
             clock = time.perf_counter()
             for after, result in play_rounds(state, plan, problem, carrier):
                 now = time.perf_counter()
-                store.append(after, result, now - clock)
+                line = store.append(after, result, now - clock)
                 clock = now
-                yield RoundPlayed(result)
+                yield RoundPlayed(result, line)
         finally:
             carrier.close()
         summary = summarise_run(plan, store.rounds(), problem, state.buffers.floats_F.numel() > 0)
@@ -126,24 +136,19 @@ def run_plan(
     yield RunEnded(store, summary)
 
 
-def ended_run(plan: Plan | None, folder: Path, resume: bool) -> RunEnded | None:
-    """What there is to say where the run that is to be resumed has ended already."""
-    if not resume or not (folder / "plan.toml").exists():
-        return None
-    store = Store.open(folder)
-    _same_plan(plan, store)
-    return RunEnded(store, store.summary()) if store.ended else None
-
-
 def open_run(
     plan: Plan | None, folder: Path, *, task: str | None, resume: bool, engine: str, device: str
-) -> tuple[Store, Plan, Problem, bool]:
-    """The folder of a run, begun or taken up, once everything has been checked; True if it was there before."""
+) -> OpenedRun | RunEnded:
+    """The folder of a run, begun or taken up once everything has been checked; RunEnded where nothing is left to do."""
     exists = (folder / "plan.toml").exists()
     if exists and not resume:
         raise UserError(f"{folder} holds a run already; name another --out, or continue it with --resume")
+    if task:
+        import_task(task)  # the folder's plan may name components that the user's module registers
     store = Store.open(folder) if exists else None
     plan = _same_plan(plan, store)
+    if store and store.ended:
+        return RunEnded(store, store.summary())
     if store and store.about.get("task") != task:
         raise UserError(f"{folder} was run with --task {store.about.get('task')}; give the same to resume it")
     check_engine(engine, plan, device)
@@ -152,7 +157,7 @@ def open_run(
     if store and task and store.about.get("data") != fingerprint(problem):
         raise UserError(f"--task {task} gives other data than {folder} was begun with; draw them from a fixed seed")
     store = store or Store.create(folder, plan, about_run(plan, problem, task))
-    return store, plan, problem, exists
+    return OpenedRun(store, plan, problem, exists)
 
 
 def _same_plan(plan: Plan | None, store: Store | None) -> Plan:

@@ -145,13 +145,18 @@ class Store:
             raise UserError(f"{self.folder}: summary.json is damaged; delete it and resume the run")
         return found
 
-    def append(self, state: RunState, result: RoundResult, seconds: float) -> None:
-        """A finished round, durable once this returns: its line first, then the checkpoint that counts it."""
-        self.log.append(round_line(result), seconds)
+    def append(self, state: RunState, result: RoundResult, seconds: float) -> dict[str, Any]:
+        """A finished round, durable once this returns: its line first, then the checkpoint that counts it.
+
+        Returns the line, for everyone who shows or tracks the round.
+        """
+        line = round_line(result)
+        self.log.append(line, seconds)
         if result.recovering:
             versions = FolderStore(self.private, self.run)
             self._kept |= {i: state.round for i in result.answered if versions.has(i, state.round)}
         save_checkpoint(self.folder / "checkpoint", state, self._kept)
+        return line
 
     def resume(self) -> RunState | None:
         """The last checkpoint, with later lines cut off; None where no round has ended yet.

@@ -8,8 +8,7 @@ from lindt.environment.budget import budget
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, fingerprint, first_model
-from lindt.plan.roles import attackers_of
+from lindt.plan.problem import Problem, attackers_of, fingerprint, initial_weights
 from lindt.protocols import BoundedSensitivity
 from lindt.runs.schema import DIVERGENCE, NUMBER, ROUND, SCORES, kind, record
 from lindt.server.detection.rules import is_negative
@@ -40,7 +39,7 @@ def about_run(plan: Plan, problem: Problem, task: str | None) -> dict[str, Any]:
         "class_names": list(problem.class_names),
         "metric_in_percent": problem.metric_for(plan).percent,
         # They travel without noise: whoever reads the run before it ended needs this to say its privacy budget.
-        "float_buffers": any(b.is_floating_point() for b in first_model(problem, plan).buffers()),
+        "float_buffers": initial_weights(problem, plan).float_buffers,
         "clients": [
             {
                 "client": i,

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from lindt.client.training import seeded
-from lindt.client.weights import read_w
 from lindt.errors import PlanError, UserError, one_line
 from lindt.plan.methods import Method
 from lindt.plan.metrics import Accuracy, MacroF1
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model
-from lindt.plan.roles import backdoor_of, counted_clients
+from lindt.plan.problem import Problem, backdoor_of, counted_clients, first_model, initial_weights
 from lindt.protocols import ChecksModel, Context, Examples, Metric
+from lindt.weights import read_w
 
 
 def keeps_private(plan: Plan, problem: Problem) -> bool:
@@ -74,6 +73,7 @@ def check_model(plan: Plan, problem: Problem) -> None:
             raise UserError(
                 f"model: {name} is {parameter.dtype}; weights travel as float32, call .float() on the model"
             )
+    initial_weights(problem, plan, model)  # read here, where the model was built anyway
     for client, (train, test) in enumerate(problem.data):
         for data in (train, test):
             outputs = _dry(plan, problem, model, data, client)

@@ -15,11 +15,9 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor, nn
 
-from lindt.client.weights import read_buffers, read_w
 from lindt.errors import PlanError, UserError, require_type
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model, problem_for
-from lindt.plan.roles import attackers_of, counted_clients
+from lindt.plan.problem import Problem, attackers_of, counted_clients, initial_weights, problem_for
 from lindt.protocols import Buffers, Divergence, Engine, Evidence, Kind, Loss, Metric, RecoveryState, Task
 from lindt.resources import with_threads
 from lindt.seeds import seed_for
@@ -213,8 +211,9 @@ def play_rounds(
 
 def begin(plan: Plan, problem: Problem, run: str = "") -> RunState:
     """s1: w^0, count = 0, and the flag."""
-    model = first_model(problem, plan)
-    return RunState(run, 0, read_w(model), read_buffers(model), plan.method.recovery.begin())
+    first = initial_weights(problem, plan)
+    buffers = Buffers(first.buffers.floats_F.clone(), first.buffers.counts_I.clone())  # the state is its holder's own
+    return RunState(run, 0, first.w_P.clone(), buffers, plan.method.recovery.begin())
 
 
 def train_privately(plan: Plan, problem: Problem, engine: Engine, state: RunState) -> Iterator[int]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from lindt.errors import UserError
+from lindt.plan.file import to_dict
 from lindt.runs.play import Event, RoundFollowed, RoundPlayed, RunEnded, RunStarted
 from lindt.runs.schema import DIVERGENCE, SCORES
-from lindt.runs.summary import round_line
 
 # The package that each needs; its extra and its module here have the tracker's name.
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
@@ -121,10 +121,8 @@ def track_events(events: Iterator[Event], names: Sequence[str], say: Callable[[s
         for event in events:
             if isinstance(event, RunStarted):
                 store = event.store
-                tracking.begin(store.folder, store.run, store.plan_table(), event.round)
-            elif isinstance(event, RoundPlayed):
-                tracking.round(round_line(event.result))
-            elif isinstance(event, RoundFollowed):
+                tracking.begin(store.folder, store.run, to_dict(event.plan), event.round)
+            elif isinstance(event, RoundPlayed | RoundFollowed):
                 tracking.round(event.line)
             elif isinstance(event, RunEnded):
                 tracking.end(event.summary)

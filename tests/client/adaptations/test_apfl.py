@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from worlds import context
 
 from lindt.client.adaptations.apfl import Apfl
-from lindt.client.weights import read_w
 from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.plan.models import SmallCnn
 from lindt.protocols import Context
+from lindt.weights import read_w
 
 BATCH = torch.ones(1, 1), torch.zeros(1, 1)
 DATA = Rows(*BATCH, torch.arange(1))

@@ -14,10 +14,10 @@ from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.dual import Dual, v_sections
 from lindt.client.adaptations.separate import Separate
 from lindt.client.penalties import Proximal
-from lindt.client.weights import read_w
 from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.plan.models import Cnn, Lstm, SmallCnn
+from lindt.weights import read_w
 
 X = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [0.3, -2.0], [2.0, 2.0]])
 Y = torch.tensor([0, 1, 1, 0])

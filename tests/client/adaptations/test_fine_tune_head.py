@@ -12,10 +12,10 @@ from torch.nn.functional import cross_entropy
 from worlds import context
 
 from lindt.client.adaptations.fine_tune_head import FineTuneHead, last_layer
-from lindt.client.weights import read_w
 from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.plan.models import Cnn, Lstm, SmallCnn
+from lindt.weights import read_w
 
 torch_rows = torch.Generator().manual_seed(0)
 X, Y = torch.randn(150, 6, generator=torch_rows), torch.randint(3, (150,), generator=torch_rows)

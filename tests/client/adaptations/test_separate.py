@@ -12,8 +12,8 @@ from worlds import context
 
 from lindt.client.adaptations.base import GlobalOnly
 from lindt.client.adaptations.separate import Separate
-from lindt.client.weights import read_w
 from lindt.data.examples import Rows
+from lindt.weights import read_w
 
 X = torch.tensor([[1.0, 2.0], [-1.0, 0.5], [0.3, -2.0], [2.0, 2.0]])
 Y = torch.tensor([0, 1, 1, 0])

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from lindt.client.sgd import GradientStep, recording_key
 from lindt.client.sgd import sgd_step as sgd_step
 from lindt.client.thin_gradients import Gradient
-from lindt.client.weights import trainable
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method
+from lindt.weights import trainable
 
 Initial = Literal["copy", "random"]
 

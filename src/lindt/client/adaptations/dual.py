@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from lindt.client.adaptations.base import Initial, gradient_step, initial_private, require_choice
 from lindt.client.dual_model import Intertwined, Position, Scale, intertwine
 from lindt.client.thin_gradients import Gradient, norm_of
-from lindt.client.weights import trainable
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method
+from lindt.weights import trainable
 
 Trains = Literal["all", "head"]
 

@@ -8,9 +8,9 @@ from typing import final
 from torch import Tensor, nn
 
 from lindt.client.adaptations.base import Initial, gradient_step, initial_private, require_choice
-from lindt.client.weights import trainable
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register
+from lindt.weights import trainable
 
 
 @register(Adaptation)

@@ -23,14 +23,13 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from lindt.client.training import forward_all
-from lindt.client.weights import read_w
 from lindt.engines.flower.nodes import NodeRegistry, ReplyPoller
 from lindt.engines.flower.wire import EngineSession, ScoreFormat, failed, pack_tasks, unpack_replies
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model
-from lindt.plan.roles import counted_clients
+from lindt.plan.problem import Problem, counted_clients, first_model
 from lindt.protocols import Reply, Task
+from lindt.weights import read_w
 
 # The handler of each kind of task on a node.
 TYPES: Final = {"train": "train", "evaluate": "evaluate", "private": "train.alone"}

@@ -23,7 +23,7 @@ from lindt.engines.flower.superlink import SuperLink, connected, simulating
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
-from lindt.runs.play import Event, RoundFollowed, RunEnded, RunStarted, ended_run, open_run
+from lindt.runs.play import Event, RoundFollowed, RunEnded, RunStarted, open_run
 from lindt.runs.store import Store
 
 FAILURE: Final = "failure.txt"  # written by the ServerApp into the run's folder
@@ -77,10 +77,11 @@ def run_on_flower(
     cache: Path | None = None,
 ) -> Iterator[Event]:
     """`run_plan`, played elsewhere: the same folder, the same events, but what clients learn alone is not seen."""
-    if ended := ended_run(plan, folder, resume):
-        yield ended
+    opened = open_run(plan, folder, task=task, resume=resume, engine="flower", device=device)
+    if isinstance(opened, RunEnded):
+        yield opened
         return
-    store, plan, problem, _ = open_run(plan, folder, task=task, resume=resume, engine="flower", device=device)
+    store, plan, problem = opened.store, opened.plan, opened.problem
     (store.folder / FAILURE).unlink(missing_ok=True)
     with store.locked():
         state = store.resume()  # as the ServerApp will find it, with later lines cut off

@@ -27,7 +27,6 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore import log
 
 from lindt.client.private_store import forget_after
-from lindt.client.weights import read_w
 from lindt.engines.flower.wire import EngineSession, failed, pack_replies, unpack_tasks
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
@@ -35,6 +34,7 @@ from lindt.plan.file import from_dict
 from lindt.plan.problem import import_task, load_task, problem_for
 from lindt.protocols import Reply, Task
 from lindt.runs.files import write_whole
+from lindt.weights import read_w
 
 LIFE = "lindt-life"
 

@@ -19,14 +19,12 @@ from pathlib import Path
 from typing import Self, final
 
 from lindt.client.private_store import FolderStore, forget_after
-from lindt.client.weights import read_buffers, read_w
-from lindt.engines.base import CLOSED, check_tasks
+from lindt.engines.inprocess import CLOSED, check_tasks
 from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes, reply_of, shared_file, task_line
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model
-from lindt.plan.roles import attackers_of
+from lindt.plan.problem import Problem, attackers_of, initial_weights
 from lindt.protocols import Reply, Task
 from lindt.resources import keep_memory
 
@@ -85,9 +83,8 @@ class Processes:
         self._aside = tempfile.TemporaryDirectory(prefix="lindt-")
         aside = Path(self._aside.name)
         folder, cache = folder or aside / "private", cache or aside / "cache"
-        model = first_model(problem, plan)
-        buffers = read_buffers(model)
-        shape = (read_w(model).numel(), buffers.floats_F.numel(), buffers.counts_I.numel())
+        first = initial_weights(problem, plan)
+        shape = (first.w_P.numel(), first.buffers.floats_F.numel(), first.buffers.counts_I.numel())
         self.count = os.cpu_count() or 1 if workers is None else workers
         self._file = shared_file()
         self.weights = SharedWeights(self._file.fileno(), *shape, 2 * self.count)

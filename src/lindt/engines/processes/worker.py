@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import traceback
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ from lindt.protocols import Task
 
 
 def serve(socket_number: int, shared_number: int) -> None:
-    line = Line(socket.socket(fileno=socket_number))
+    with closing(Line(socket.socket(fileno=socket_number))) as line:
+        _serve(line, shared_number)
+
+
+def _serve(line: Line, shared_number: int) -> None:
     setup = line.receive()
     try:
         engine = _engine(setup)

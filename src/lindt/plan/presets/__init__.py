@@ -34,17 +34,20 @@ def resolve(plan: str, overrides: Sequence[str] = (), *, task: str | None = None
     """A plan from a preset or a file, with `--set` overrides and the flags that stand for a field.
 
     `task` is the user's own `package.module:function`. Its module is imported first: the plan may name its components.
+    The file is parsed first, so that its own mistakes are named as they stand in it; overrides then change the whole
+    tables of that plan, which are parsed anew. Without overrides there is one plan, parsed once.
     """
-    from lindt.plan.file import from_dict, override, to_dict
+    from lindt.plan.file import from_dict, override, to_dict, with_fields
 
     if task:
         from lindt.plan.problem import import_task
 
         import_task(task)
-    table = table_of(plan)
-    from_dict(table)  # its own mistakes first, named as they stand in the file
-    table = to_dict(from_dict(table))
+    parsed = from_dict(table_of(plan))
+    given = {name: value for name, value in flags.items() if value is not None}
+    if not overrides:
+        return with_fields(parsed, given)
+    table = to_dict(parsed)
     for assignment in overrides:
         table = override(table, assignment)
-    table |= {name: value for name, value in flags.items() if value is not None}
-    return from_dict(table)
+    return from_dict(table | given)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from lindt.client.weights import read_buffers, read_w, trainable, write
 from lindt.protocols import Buffers
 from lindt.server.updates import join_buffers
+from lindt.weights import read_buffers, read_w, trainable, write
 
 
 class Tied(nn.Module):
