@@ -22,6 +22,7 @@ from lindt.client.private_store import (
     MemoryStore,
     PrivateStore,
     forget_after,
+    meet_session,
     newest,
     prune,
 )
@@ -402,3 +403,17 @@ def test_names_that_are_no_rounds_are_not_looked_at(tmp_path: Path) -> None:
     kept.write(0, 3, v(1.0))
     (tmp_path / "run/client-00000/round-x.safetensors").write_bytes(b"")
     assert kept.rounds(0) == [3]
+
+
+def test_a_new_session_drops_the_later_rounds_once(versions: PrivateStore, tmp_path: Path) -> None:
+    """A server that resumes from round 2 plays round 3 again; the v_i of its own round 3 then stays."""
+    mark, kept = tmp_path / "mark", ({"v": torch.zeros(1)}, dict[str, float]())
+    for round in (1, 2, 3):
+        versions.write(0, round, kept)
+    meet_session(versions, 0, mark, "second", since=2)
+    assert sorted(versions.rounds(0)) == [1, 2]
+    versions.write(0, 3, kept)
+    meet_session(versions, 0, mark, "second", since=2)
+    assert sorted(versions.rounds(0)) == [1, 2, 3]
+    meet_session(versions, 0, mark, "third", since=1)
+    assert versions.rounds(0) == [1]

@@ -288,6 +288,22 @@ def test_an_unknown_client_is_refused_by_both_engines(
     assert engine._workers == []  # no worker was started for it
 
 
+def test_a_task_of_another_run_is_refused_by_both_engines(plan: Plan, problem: Problem, engine: Processes) -> None:
+    """Its v_i would be read and written in the folder of the engine's own run."""
+    tasks = [replace(task, run="other") for task in tasks_for(plan, problem, [0])]
+    for either in (InProcess(plan, problem), engine):
+        with pytest.raises(ValueError, match="a task of run 'other': this engine keeps the v_i of run ''"):
+            either.dispatch(tasks)
+    named = InProcess(plan, problem, run="other")
+    assert [reply.client for reply in named.dispatch(tasks)] == [0]
+
+
+def test_a_task_of_an_unknown_kind_is_refused(plan: Plan, problem: Problem) -> None:
+    tasks = [replace(task, kind="privat") for task in tasks_for(plan, problem, [0])]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a task of kind 'privat'"):
+        list(InProcess(plan, problem).dispatch(tasks))
+
+
 def test_no_tasks_no_replies(plan: Plan, problem: Problem, engine: Processes) -> None:
     assert list(InProcess(plan, problem).dispatch([])) == []
     assert list(engine.dispatch([])) == []

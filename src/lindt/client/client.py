@@ -52,8 +52,10 @@ class Client:
                 return self._train(task)
             if task.kind == "evaluate":
                 return self._evaluate(task)
-            self._private_outputs()
-            return Reply(self.id, task.round, len(self.train))
+            if task.kind == "private":
+                self._private_outputs()
+                return Reply(self.id, task.round, len(self.train))
+        raise ValueError(f"a task of kind {task.kind!r}: a client knows train, evaluate and private")
 
     def _train(self, task: Task) -> Reply:
         """Alg. 2, c2-c16."""

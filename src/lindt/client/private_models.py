@@ -32,6 +32,11 @@ from lindt.weights import trainable
 RULE = 1  # of training alone; a change of it makes kept outputs stale
 
 
+def held_out_samples(plan: Plan, samples: int) -> int:
+    """How many of a client's samples choose its number of epochs; the others train (plan.Alone)."""
+    return min(max(1, round(plan.alone.held_out * samples)), samples - 1)
+
+
 @final
 @dataclass(frozen=True)
 class PrivateModel:
@@ -61,7 +66,7 @@ class PrivateTraining:
         rule = self.plan.alone
         shuffle = torch.Generator().manual_seed(seed_for(self.seed, "held out"))
         rows = torch.randperm(len(self.train), generator=shuffle)
-        cut = min(max(1, round(rule.held_out * len(self.train))), len(self.train) - 1)
+        cut = held_out_samples(self.plan, len(self.train))
         held_out, rest = subset(self.train, rows[:cut]), subset(self.train, rows[cut:])
         best_score, best_epoch, best = float("-inf"), 0, torch.empty(0)
         for epoch, model in self._epochs(rest, rule.epochs):

@@ -48,6 +48,17 @@ def forget_after(versions: PrivateStore, client: int, round: int) -> None:
         versions.drop(client, later)
 
 
+def meet_session(versions: PrivateStore, client: int, mark: Path, session: str, since: int) -> None:
+    """Before a task of a server's session: where the session is new, drop every v_i written after round `since`.
+
+    A server that is resumed from round `since` begins a new session and plays the later rounds again. `mark` is the
+    file with the session that the client met last; v_i written in that session stay.
+    """
+    if not mark.exists() or mark.read_bytes() != session.encode():
+        forget_after(versions, client, since)
+        write_whole(mark, session.encode())  # last: after a crash in between, the session is new again
+
+
 @final
 class MemoryStore:
     """For runs without a folder."""

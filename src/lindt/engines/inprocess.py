@@ -47,7 +47,7 @@ class InProcess:
             attackers=attackers_of(plan, len(problem.data)),
             backdoor=backdoor_of(plan, problem),
         )
-        self.versions = versions
+        self.versions, self.run = versions, run
         self._threads, self._closed = plan.threads, False
         self.clients = [Client(id, place) for id in range(len(problem.data))]
 
@@ -58,7 +58,7 @@ class InProcess:
         """When it has ended, every v_i of it is kept for good."""
         if self._closed:
             raise RuntimeError(CLOSED)
-        check_tasks(tasks, len(self.clients))
+        check_tasks(tasks, len(self.clients), self.run)
         return self._replies(tasks)
 
     def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
@@ -85,8 +85,13 @@ class InProcess:
             forget_after(self.versions, client.id, round)
 
 
-def check_tasks(tasks: Sequence[Task], clients: int) -> None:
-    """Refuse tasks for clients that do not exist; a negative id would be a client counted from the end."""
+def check_tasks(tasks: Sequence[Task], clients: int, run: str) -> None:
+    """Refuse tasks for clients that do not exist, and tasks of another run than the engine keeps the v_i of.
+
+    A negative id would be a client counted from the end.
+    """
     for task in tasks:
+        if task.run != run:
+            raise ValueError(f"a task of run {task.run!r}: this engine keeps the v_i of run {run!r}")
         if not 0 <= task.client < clients:
             raise ValueError(f"client {task.client} does not exist: the problem has clients 0 to {clients - 1}")

@@ -11,11 +11,8 @@ by experiment and client. Each is written aside, synced and renamed.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import final
 from urllib.parse import quote
@@ -25,10 +22,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from lindt.client.private_store import FolderStore, forget_after, newest, prune
+from lindt.client.private_store import FolderStore, meet_session, newest, prune
 from lindt.errors import PlanError, UserError
 from lindt.flower.protocol import Instruction
-from lindt.runs.files import write_whole
+from lindt.runs.files import locked, write_whole
 
 CLIENT = 0  # a vault holds one client's versions
 
@@ -63,31 +60,18 @@ class ClientStore:
         """The rounds that left a version of v_i."""
         return self._versions.rounds(CLIENT)
 
-    @contextmanager
-    def locked(self, wait: float = 60.0) -> Iterator[None]:
+    def locked(self, wait: float = 60.0) -> AbstractContextManager[None]:
         """One process a client. A node that was killed may leave a process that still trains: it is waited for."""
         self.open()
-        end = time.monotonic() + wait
-        with (self.home / "lock").open("w") as file:
-            while True:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() >= end:
-                        raise UserError(
-                            f"{self.home}: another process has trained this client for {wait:g} seconds; "
-                            "stop it, or give each client an id of its own"
-                        ) from None
-                    time.sleep(0.05)
-            yield
+        busy = (
+            f"{self.home}: another process has trained this client for {wait:g} seconds; "
+            "stop it, or give each client an id of its own"
+        )
+        return locked(self.home / "lock", wait=wait, busy=busy)
 
     def meet(self, order: Instruction) -> None:
-        """A session that is new went on from a checkpoint: what was learned after that round never happened."""
-        path = self.home / "session"
-        if not path.exists() or path.read_bytes() != order.session.encode():
-            forget_after(self._versions, CLIENT, order.since)
-            write_whole(path, order.session.encode())
+        """Drop the v_i of rounds that the server's session, if it is new, will play again."""
+        meet_session(self._versions, CLIENT, self.home / "session", order.session, order.since)
 
     def read(self, private: nn.Module, *, up_to: int) -> bool:
         """Fill `private` with v_i as it was after round `up_to`; False where there is none yet."""

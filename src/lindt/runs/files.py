@@ -6,10 +6,15 @@ step and the file before the next one begins. It is nobody's business outside te
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from lindt.errors import UserError
 
 STEPS: Final = (
     "before write", "written", "synced", "renamed", "name synced",  # a file replaced whole
@@ -60,6 +65,28 @@ def remove(path: Path) -> None:
     _reached("before removal", path)
     path.unlink()
     _reached("removed", path)
+
+
+@contextmanager
+def locked(path: Path, *, wait: float, busy: str) -> Iterator[None]:
+    """Hold the lock of `path` for this process; the operating system releases it when the process ends.
+
+    `wait` is how many seconds to try, `math.inf` for as long as it takes. `busy` is the error's message when another
+    process still holds the lock then.
+    """
+    end = time.monotonic() + wait
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    raise UserError(busy) from None
+                time.sleep(0.05)
+            except OSError as error:  # a file system without locks
+                raise UserError(f"{path}: cannot be locked ({error.strerror}); use a folder on a local disk") from None
+        yield
 
 
 def _reached(step: str, path: Path) -> None:

@@ -13,12 +13,10 @@ Every file but the two that grow is replaced whole; those two are cut back to th
 
 from __future__ import annotations
 
-import fcntl
 import json
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, final
 
@@ -29,7 +27,7 @@ from lindt.errors import UserError
 from lindt.plan.file import from_dict, from_toml, to_dict
 from lindt.plan.plan import Plan
 from lindt.runs.checkpoint import load_checkpoint, put_aside, save_checkpoint
-from lindt.runs.files import append_line, write_whole
+from lindt.runs.files import append_line, locked, write_whole
 from lindt.runs.summary import round_line
 from lindt.server.federation import RoundResult, RunState
 
@@ -183,19 +181,11 @@ class Store:
     def finish(self, summary: Mapping[str, Any]) -> None:
         write_whole(self.folder / "summary.json", _json(summary, indent=2))
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One process a run; the lock goes with the process, however it ends."""
-        with (self.folder / "lock").open("w") as file:
-            for patience in (0.05, 0.1, 0.2, 0.0):
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    time.sleep(patience)  # a reader that asks whether the run goes on holds it for an instant
-            else:
-                raise UserError(f"{self.folder}: another process is working on this run; wait or stop it")
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """One process a run."""
+        busy = f"{self.folder}: another process is working on this run; wait or stop it"
+        # A reader that asks whether the run goes on holds the lock for an instant.
+        return locked(self.folder / "lock", wait=0.35, busy=busy)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

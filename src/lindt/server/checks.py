@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
+from lindt.client.private_models import held_out_samples
 from lindt.client.training import seeded
 from lindt.errors import PlanError, UserError, one_line
 from lindt.plan.methods import Method
@@ -95,7 +96,8 @@ def check_model(plan: Plan, problem: Problem) -> None:
 @torch.no_grad()
 def _check_lone_samples(plan: Plan, problem: Problem, model: nn.Module) -> None:
     """Refuse batches of one sample where the model cannot train on them, as with BatchNorm."""
-    small = [i for i, (train, _) in enumerate(problem.data) if plan.alone.private and _left(plan, len(train)) == 1]
+    left = [len(train) - held_out_samples(plan, len(train)) for train, _ in problem.data] if plan.alone.private else []
+    small = [client for client, samples in enumerate(left) if samples == 1]
     if plan.training.batch > 1 and not small:
         return
     client = 0 if plan.training.batch == 1 else small[0]
@@ -112,11 +114,6 @@ def _check_lone_samples(plan: Plan, problem: Problem, model: nn.Module) -> None:
             f"client {client}: {why}, and 1 of its {len(train)} samples is left for training alone when the others "
             "are held out; give the client more samples, or set alone.private = false"
         ) from None
-
-
-def _left(plan: Plan, samples: int) -> int:
-    """How many samples a client trains on alone while the others choose its number of epochs (Lesson.learn)."""
-    return samples - min(max(1, round(plan.alone.held_out * samples)), samples - 1)
 
 
 @torch.no_grad()

@@ -361,7 +361,7 @@ def test_a_node_lost_in_a_round_is_waited_for_as_long_as_it_may_take_to_come_bac
     if not back:
         assert [replies[i].fault for i in (0, 1, 2)] == ["its node is gone"] * 3
     else:
-        straight = {r.client: r.w for r in InProcess(plan, problem_for(plan)).dispatch(tasks)}
+        straight = {r.client: r.w for r in InProcess(plan, problem_for(plan), run="ab").dispatch(tasks)}
         for i, reply in replies.items():
             assert reply.fault is None
             assert reply.w is not None
@@ -400,7 +400,7 @@ def test_a_node_that_was_restarted_before_anybody_missed_it_is_asked_again(
         assert sorted(given) == sorted(NODES)
         return
     assert sorted(given) == sorted([*NODES, 7001])  # the slow one was asked about, but not asked again
-    straight = {r.client: r.w for r in InProcess(plan, problem_for(plan)).dispatch(tasks)}
+    straight = {r.client: r.w for r in InProcess(plan, problem_for(plan), run="ab").dispatch(tasks)}
     assert sorted(replies) == sorted(straight)
     for i, reply in replies.items():
         assert reply.w is not None

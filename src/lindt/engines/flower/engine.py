@@ -82,7 +82,6 @@ class Flower:
     """Engine over a Grid."""
 
     def __init__(self, grid: Grid, plan: Plan, problem: Problem, patience: Timeouts | None = None) -> None:
-        torch.set_num_threads(plan.threads)  # as in-process: the server's sums must have the same last bits
         self._grid, self._pulls, self._patience = grid, ReplyPoller(grid), patience or Timeouts()
         self._session = EngineSession(secrets.token_hex(16))
         self._clients = len(problem.data)

@@ -10,13 +10,12 @@ Flower's simulation a node holds the client of its `partition-id`, and v_i lie b
 
 from __future__ import annotations
 
-import fcntl
 import json
+import math
 import re
 import secrets
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import ERROR
@@ -26,14 +25,14 @@ from typing import Any, final
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore import log
 
-from lindt.client.private_store import forget_after
+from lindt.client.private_store import meet_session
 from lindt.engines.flower.wire import EngineSession, failed, pack_replies, unpack_tasks
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
 from lindt.plan.file import from_dict
 from lindt.plan.problem import import_task, load_task, problem_for
 from lindt.protocols import Reply, Task
-from lindt.runs.files import write_whole
+from lindt.runs.files import locked
 from lindt.weights import read_w
 
 LIFE = "lindt-life"
@@ -124,25 +123,13 @@ def _handle(node: Node, task: Task, session: EngineSession) -> Reply:
     if task.run != node.run:
         raise UserError(f"a task of run {task.run!r} in run {node.run!r}")
     engine = _engine(node)
-    with _alone(node, task.client):
-        # The server may have been resumed from an older round: what v_i learned after it is of a past that did
-        # not happen. Once a session, as the client's own later rounds belong to it.
-        mark = node.folder / f"client-{task.client:05d}.session"
-        known = mark.read_text() if mark.exists() else None
-        if known != session.id:
-            forget_after(engine.versions, task.client, session.since)
-            write_whole(mark, session.id.encode())
+    node.folder.mkdir(parents=True, exist_ok=True)
+    name = f"client-{task.client:05d}"
+    # One task of a client at a time, also where a node was started twice.
+    with locked(node.folder / f"{name}.lock", wait=math.inf, busy=""):
+        meet_session(engine.versions, task.client, node.folder / f"{name}.session", session.id, session.since)
         (reply,) = engine.dispatch([task])
     return reply
-
-
-@contextmanager
-def _alone(node: Node, client: int) -> Iterator[None]:
-    """One task of a client at a time, also where a node was started twice."""
-    node.folder.mkdir(parents=True, exist_ok=True)
-    with (node.folder / f"client-{client:05d}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @lru_cache(maxsize=1)

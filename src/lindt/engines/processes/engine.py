@@ -96,7 +96,7 @@ class Processes:
         epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
         hostile = attackers_of(plan, len(problem.data))
         self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
-        self._versions = FolderStore(folder, run)
+        self._versions, self._run = FolderStore(folder, run), run
         self._workers: list[_Worker] = []
         self._dispatch = object()  # stands for the dispatch that the workers' answers belong to
         self._stillborn = 0  # workers killed one after the other before they were ready
@@ -122,7 +122,7 @@ class Processes:
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
         self._check_open()
-        check_tasks(tasks, len(self._cost))
+        check_tasks(tasks, len(self._cost), self._run)
         return self._replies(tasks)
 
     def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
