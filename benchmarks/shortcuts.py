@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/shortcuts.py                       # the paper's CNN
     .venv/bin/python benchmarks/shortcuts.py --model cpu --dual    # the `cpu` scale's, as a dual; also digits, head
 
-`long` is plain autograd, `thin` makes no gradients of wide layers (client/thin_gradients.py), `taped` plays such
+`long` is plain autograd, `thin` makes no gradients of wide layers (client/sgd.py), `taped` plays such
 steps from a tape (src/lindt/client/replay.py). Turns of 5 steps alternate, so that a busy spell hits neighbours alike,
 and each ratio is taken within a turn.
 """
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lindt.client import thin_gradients
+from lindt.client import sgd
 from lindt.client.adaptations.dual import Dual
 from lindt.client.sgd import BEFORE, GradientStep
 from lindt.plan.models import Cnn, SmallCnn
 from lindt.resources import keep_memory
 
 STEPS, BATCH = 5, 10
-WIDE = {"long": sys.maxsize, "thin": thin_gradients.WIDE, "taped": thin_gradients.WIDE}
+WIDE = {"long": sys.maxsize, "thin": sgd.WIDE, "taped": sgd.WIDE}
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "paper": (Cnn().build, (3, 32, 32)),
     "cpu": (Cnn(side=16, kernel=3, channels=(16, 32), units=(128, 64)).build, (3, 16, 16)),
@@ -80,7 +80,7 @@ def turn(down: GradientStep, way: str, shape: tuple[int, ...], seed: int) -> flo
     batches: list[tuple[Tensor, Tensor]] = list(zip(x_N.split(BATCH), y_N.split(BATCH), strict=True))
     if len(shape) == 3:
         batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches]
-    thin_gradients.WIDE = WIDE[way]  # type: ignore[misc]
+    sgd.WIDE = WIDE[way]  # type: ignore[misc]
     begun = time.process_time()
     for batch in batches:
         down(batch, 0.1, 5.0)

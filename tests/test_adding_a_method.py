@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
 
-from lindt.data.batches import LocalWork
+from lindt.data.examples import LocalWork
 from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lindt.client.penalties import NoPenalty
+from lindt.client.training import NoPenalty
 from lindt.data.partition import Classes
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled

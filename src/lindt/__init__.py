@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 __version__ = "0.1.0"
-
-
 _HOMES = {
     "Detector": "server.detection.detector",
     "Intertwined": "client.dual_model",
@@ -37,8 +35,6 @@ _HOMES = {
     "is_negative": "server.detection.rules",
     "resolve": "plan.presets",
 }
-
-
 __all__ = [
     "METHODS",
     "Detector",

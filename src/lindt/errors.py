@@ -6,11 +6,7 @@ import reprlib
 from typing import Final
 
 _SHORT: Final = reprlib.Repr()
-
-
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 12, 12, 12
-
-
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 
 

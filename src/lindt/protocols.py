@@ -153,7 +153,7 @@ class BoundedSensitivity(Protocol):
     def sensitivity(self, clip: float, active: int) -> float: ...
 
 
-@components_in("lindt.client.penalties")
+@components_in("lindt.client.training")
 class Penalty(Protocol):
     def __call__(self, shared: nn.Module, received_P: Tensor) -> Tensor | None:
         """A term of the loss of w_i, given the w^{r-1} it started from; None for none."""
@@ -161,14 +161,8 @@ class Penalty(Protocol):
 
 
 Step = Callable[[Batch], None]
-
-
 Predictor = Callable[[Tensor], Tensor]
-
-
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 

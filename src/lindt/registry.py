@@ -25,14 +25,8 @@ from lindt.errors import PlanError, UserError
 T = TypeVar("T")
 
 _HOMES: dict[type, str] = {}  # a protocol -> the module or package of the package's own components
-
-
 _COMPONENTS: dict[type, dict[str, Any]] = {}  # a protocol -> its components by kind
-
-
 _IMPORTED: set[str] = set()  # the homes whose components are registered
-
-
 _METHODS: dict[str, dict[str, Any]] = {}  # a method's name -> the table of a plan that it stands for
 
 

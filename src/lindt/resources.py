@@ -9,11 +9,7 @@ from contextlib import contextmanager
 from typing import Final
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h of the GNU C library numbers them
-
-
 LARGEST: Final = 256 << 20  # bytes of a block that is kept
-
-
 AS_BEFORE: Final = 32 << 20  # the most that older versions of the library allow
 
 

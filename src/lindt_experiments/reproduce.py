@@ -18,7 +18,7 @@ from lindt_experiments.plans.catalog import EXHIBITS, Exhibit, cells_of, named
 from lindt_experiments.plans.scales import plan_for, size_of
 from lindt_experiments.plans.worlds import TASKS
 from lindt_experiments.queue.gather import Origin
-from lindt_experiments.queue.jobs import Job, jobs_for, keep_job, take_up, to_play
+from lindt_experiments.queue.jobs import Job, jobs_for, keep_job, resume_jobs, to_play
 from lindt_experiments.queue.progress import progress_for, say_json
 from lindt_experiments.queue.queue import play_all
 from lindt_experiments.queue.work import seconds_a_unit, work_of
@@ -79,7 +79,7 @@ class Request:
 def reproduce(request: Request) -> int:
     """Play, keep, show. Returns the exit code: 1 where a run failed."""
     origin = Origin.now(request.command)
-    left = take_up(request.wanted(), request.kept(), request.scale, request.results, origin)
+    left = resume_jobs(request.wanted(), request.kept(), request.scale, request.results, origin)
     _check_data(left)
     failed = _play(request, left, origin)
     _trace(request)
@@ -96,21 +96,21 @@ def reproduce(request: Request) -> int:
 def _play(request: Request, jobs: Sequence[Job], origin: Origin) -> int:
     failed = 0
     together = max(size_of(task, request.scale).together for task in TASKS)
-    with progress_for(request.console, request.as_json, jobs) as teller:
-        news = play_all(jobs, request.jobs, together)
+    with progress_for(request.console, request.as_json, jobs) as progress:
+        events = play_all(jobs, request.jobs, together)
         try:
-            for one in news:
+            for one in events:
                 if one.happening == "ended":
                     keep_job(one.job, request.scale, request.results, origin)
                 failed += one.happening == "failed"
-                teller.tell(one)
+                progress.report(one)
         except KeyboardInterrupt:
-            news.close()  # ends the processes
+            events.close()  # ends the processes
             hint = f"stopped; what was played is kept: `{request.command}` goes on from there\n"
             (sys.stderr if request.as_json else sys.stdout).write(hint)
             sys.exit(130)
         finally:
-            news.close()
+            events.close()
     return failed
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from worlds import context
 
 from lindt.client.adaptations.base import GlobalOnly
-from lindt.client.penalties import NoPenalty, Proximal
+from lindt.client.training import NoPenalty, Proximal
 from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.protocols import Penalty

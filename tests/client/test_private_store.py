@@ -180,7 +180,7 @@ class Slow:
             raise OSError("no space left")
         self._folder.write(client, round, kept)
 
-    def settle(self) -> None: ...
+    def flush(self) -> None: ...
 
 
 def test_others_are_read_while_one_is_written_and_its_own_client_waits(tmp_path: Path) -> None:
@@ -197,12 +197,12 @@ def test_settled_is_written(tmp_path: Path) -> None:
     behind = BackgroundWriter(slow)
     behind.write(0, 1, v(1.0))
     Timer(0.05, slow.let_go.set).start()
-    behind.settle()
+    behind.flush()
     assert slow.rounds(0) == [1]
 
 
 @pytest.mark.parametrize(
-    "then", [BackgroundWriter.settle, lambda behind: behind.write(1, 1, v(1.0)), lambda b: b.rounds(0)]
+    "then", [BackgroundWriter.flush, lambda behind: behind.write(1, 1, v(1.0)), lambda b: b.rounds(0)]
 )
 def test_a_full_disk_is_told_by_whatever_comes_next_and_once(
     tmp_path: Path, then: Callable[[BackgroundWriter], object]
@@ -214,7 +214,7 @@ def test_a_full_disk_is_told_by_whatever_comes_next_and_once(
     behind.write(0, 1, v(1.0))
     with pytest.raises(OSError, match="no space left"):
         then(behind)
-    behind.settle()
+    behind.flush()
     slow.full = False
     behind.write(0, 1, v(2.0))
     assert found(behind, 0, 1) == 2.0
@@ -236,9 +236,9 @@ def test_who_is_interrupted_while_waiting_leaves_the_wait_to_the_next(tmp_path: 
 
     end.result = interrupted  # type: ignore[method-assign,assignment]
     with pytest.raises(KeyboardInterrupt):
-        behind.settle()
+        behind.flush()
     Timer(0.05, slow.let_go.set).start()
-    behind.settle()
+    behind.flush()
     assert slow.rounds(0) == [1]
 
 

@@ -24,9 +24,9 @@ from lindt.client.adaptations.dual import Dual
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
 from lindt.client.adaptations.separate import Separate
 from lindt.client.dual_model import Intertwined
-from lindt.client.penalties import NoPenalty, Proximal
 from lindt.client.replay import Tape
 from lindt.client.sgd import BEFORE, GradientStep, recording_key
+from lindt.client.training import NoPenalty, Proximal
 from lindt.data.examples import Rows
 from lindt.plan.models import Cnn, Lstm, SmallCnn
 from lindt.protocols import Adaptation, Batch, Context, Penalty, Predictor, Step

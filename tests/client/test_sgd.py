@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from worlds import context
 
 from lindt.client.adaptations.base import global_step, initial_private
-from lindt.client.penalties import Proximal
 from lindt.client.sgd import sgd_step
+from lindt.client.training import Proximal
 from lindt.data.examples import Rows
 from lindt.plan.models import Lstm, SmallCnn
 from lindt.weights import read_w

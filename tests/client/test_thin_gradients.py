@@ -12,9 +12,8 @@ from torch.nn import functional
 from worlds import context
 
 from lindt.client.adaptations.apfl import Apfl
-from lindt.client.penalties import Proximal
-from lindt.client.sgd import sgd_step
-from lindt.client.thin_gradients import Thin, gradients, norm_of
+from lindt.client.sgd import Thin, gradients, norm_of, sgd_step
+from lindt.client.training import Proximal
 from lindt.data.examples import Rows
 from lindt.weights import read_w
 
@@ -241,7 +240,7 @@ def test_apfl_moves_alpha_by_the_whole_gradient(monkeypatch: pytest.MonkeyPatch)
     x, y = rows(), torch.arange(5)
     alphas = []
     for threshold in (1, 1 << 40):
-        monkeypatch.setattr("lindt.client.thin_gradients.WIDE", threshold)
+        monkeypatch.setattr("lindt.client.sgd.WIDE", threshold)
         shared = wide()
         ctx = context(Rows(x, y, torch.arange(5)), rate=0.05, max_norm=10.0)
         method = Apfl(alpha=0.3)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lindt.client.training import OutputCapture, fit, forward_all, prepare_model, seeded
-from lindt.data.batches import LocalWork
-from lindt.data.examples import Rows, as_examples
+from lindt.data.examples import LocalWork, Rows, as_examples
 from lindt.protocols import Batch
 
 CPU = torch.device("cpu")

@@ -6,8 +6,7 @@ import pytest
 import torch
 from worlds import tiny
 
-from lindt.data.batches import LocalWork
-from lindt.data.examples import Rows
+from lindt.data.examples import LocalWork, Rows
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.threats import (

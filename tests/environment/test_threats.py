@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lindt.client.training import fit
-from lindt.data.batches import LocalWork
-from lindt.data.examples import Listed, Rows
+from lindt.data.examples import Listed, LocalWork, Rows
 from lindt.environment.threats import Backdoor, NextCharacter, NoThreat, Relabelled, Threat, Until
 from lindt.errors import PlanError
 from lindt.protocols import Examples

@@ -20,7 +20,7 @@ from lindt_experiments.plans import scales
 from lindt_experiments.plans.catalog import Cell
 from lindt_experiments.plans.scales import SIZES, plan_for
 from lindt_experiments.queue.gather import Origin
-from lindt_experiments.queue.jobs import Job, jobs_for, take_up, to_play
+from lindt_experiments.queue.jobs import Job, jobs_for, resume_jobs, to_play
 from lindt_experiments.queue.progress import Bar
 from lindt_experiments.queue.queue import _next, play_all
 from lindt_experiments.reproduce import Request, dry_run, reproduce
@@ -64,7 +64,7 @@ def request(tmp_path: Path, **changes: Any) -> Request:
     return Request(**given | changes)
 
 
-def player(job: Job, alone: bool) -> Any:
+def worker(job: Job, alone: bool) -> Any:
     return SimpleNamespace(group=job.group, alone=alone)
 
 
@@ -72,9 +72,9 @@ def test_private_models_are_not_trained_twice_at_the_same_time(tmp_path: Path) -
     nfl, sigma, iid = jobs(tmp_path, NFL, SIGMA, IID)
     assert nfl.group == sigma.group != iid.group
     assert _next([nfl, sigma, iid], [], 1) == [nfl]
-    assert _next([sigma, iid], [player(nfl, alone=True)], 1) == [iid]
-    assert _next([sigma], [player(nfl, alone=True)], 1) == []
-    assert _next([sigma, iid], [player(nfl, alone=False)], 1) == [sigma]
+    assert _next([sigma, iid], [worker(nfl, alone=True)], 1) == [iid]
+    assert _next([sigma], [worker(nfl, alone=True)], 1) == []
+    assert _next([sigma, iid], [worker(nfl, alone=False)], 1) == [sigma]
     # Several in one process: only of one group.
     assert _next([nfl, iid, sigma], [], 5) == [nfl, sigma]
 
@@ -133,25 +133,25 @@ def test_runs_are_played_kept_and_not_played_again(tmp_path: Path, capsys: pytes
 def test_one_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     good, bad, after = jobs(tmp_path, NFL, LINDT, SIGMA)  # softmax regression has nothing to intertwine
     happened = list(play_all([bad, good, after], at_once=1, together=3))
-    assert [(news.happening, news.job) for news in happened if news.happening in ("failed", "ended")] == [
+    assert [(events.happening, events.job) for events in happened if events.happening in ("failed", "ended")] == [
         ("failed", bad),
         ("ended", good),
         ("ended", after),
     ]
-    (failed,) = [news for news in happened if news.happening == "failed"]
+    (failed,) = [events for events in happened if events.happening == "failed"]
     assert "error: method.adaptation.points" in failed.error
 
 
 @pytest.mark.slow
 def test_closing_stops_the_processes_and_what_was_played_is_taken_up(tmp_path: Path) -> None:
     (job,) = jobs(tmp_path, NFL)
-    news = play_all([job], at_once=1)
-    assert any(one.happening == "round" for one in news)  # the first; the rest is not asked for
-    news.close()
+    events = play_all([job], at_once=1)
+    assert any(one.happening == "round" for one in events)  # the first; the rest is not asked for
+    events.close()
     assert not job.busy()
     origin = Origin("test", "none", "today")
     assert job.played() >= 1
-    again = list(play_all(take_up([job], [], "smoke", tmp_path / "results", origin), at_once=1))
+    again = list(play_all(resume_jobs([job], [], "smoke", tmp_path / "results", origin), at_once=1))
     assert again[0].happening == "started"
     assert again[0].round >= 1
     assert again[-1].happening == "ended"

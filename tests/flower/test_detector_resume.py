@@ -26,8 +26,8 @@ from small_apps import arrays, heard, pushing
 
 from lindt.errors import UserError
 from lindt.flower import NFLDetector
-from lindt.flower.checkpoint import load_newest
 from lindt.flower.protocol import ClientReport
+from lindt.flower.recorder import load_newest
 from lindt.report.reading import method_words, read_run, repeat_command
 from lindt.runs.schema import ABOUT, ROUND, SUMMARY, fits
 

@@ -26,7 +26,7 @@ from lindt.client.adaptations.base import initial_private
 from lindt.client.dual_model import intertwine
 from lindt.errors import PlanError, UserError
 from lindt.flower import LindtMod, NFLDetector
-from lindt.flower.arrays import load_arrays
+from lindt.flower.replies import load_arrays
 
 CLIENTS = 4
 SHAPES = {"0.weight": (16, 2), "0.bias": (16,), "2.weight": (2, 16), "2.bias": (2,)}
@@ -135,8 +135,15 @@ def test_w_travels_as_it_came_and_v_never(tmp_path: Path) -> None:
         assert after.content["metrics"].keys() == {"num-examples", "train_loss"}
 
 
-def ordered(grid: FakeGrid, kind: str, arrays: ArrayRecord, round: int, **order: Any) -> Message:
-    config = {"experiment": "exp", "session": "s", "since": 0, "round": round, "keep": 0, "recovering": True} | order
+def ordered(grid: FakeGrid, kind: str, arrays: ArrayRecord, round: int, **instruction: Any) -> Message:
+    config = {
+        "experiment": "exp",
+        "session": "s",
+        "since": 0,
+        "round": round,
+        "keep": 0,
+        "recovering": True,
+    } | instruction
     template = grid.of(kind)[0]
     message = over_the_wire(template)
     message.content["arrays"] = arrays

@@ -18,11 +18,11 @@ from lindt.flower.client_store import ClientStore, default_folder
 from lindt.flower.protocol import Instruction
 
 
-def order(round: int, *, session: str = "s", since: int = 0, keep: int = 0) -> Instruction:
+def instruction(round: int, *, session: str = "s", since: int = 0, keep: int = 0) -> Instruction:
     return Instruction("exp", session, since, round, keep, True)
 
 
-def vault(folder: Path, experiment: str = "exp", client: str = "0") -> ClientStore:
+def store(folder: Path, experiment: str = "exp", client: str = "0") -> ClientStore:
     found = ClientStore(folder, experiment, client)
     found.open()
     return found
@@ -40,16 +40,16 @@ def value_in(kept: ClientStore, up_to: int) -> float | None:
 
 
 def test_it_survives_a_restart_and_is_keyed_by_experiment_and_client(tmp_path: Path) -> None:
-    vault(tmp_path).write(model(7.0), order(3))
-    assert value_in(vault(tmp_path), 3) == 7.0  # another object, as another process has
-    assert value_in(vault(tmp_path), 2) is None  # training in round 3 again finds what it found before
-    assert value_in(vault(tmp_path, client="1"), 3) is None
-    assert value_in(vault(tmp_path, experiment="other"), 3) is None
+    store(tmp_path).write(model(7.0), instruction(3))
+    assert value_in(store(tmp_path), 3) == 7.0  # another object, as another process has
+    assert value_in(store(tmp_path), 2) is None  # training in round 3 again finds what it found before
+    assert value_in(store(tmp_path, client="1"), 3) is None
+    assert value_in(store(tmp_path, experiment="other"), 3) is None
 
 
 def test_a_crash_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = vault(tmp_path)
-    kept.write(model(1.0), order(1))
+    kept = store(tmp_path)
+    kept.write(model(1.0), instruction(1))
 
     def crash(*arguments: object) -> None:
         raise OSError("power cut")
@@ -57,7 +57,7 @@ def test_a_crash_while_writing_leaves_the_old_one(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", crash)
         with pytest.raises(OSError, match="power cut"):
-            kept.write(model(2.0), order(2))
+            kept.write(model(2.0), instruction(2))
     assert value_in(kept, 2) == 1.0
     assert len(list(tmp_path.rglob("*.safetensors"))) == 1
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
@@ -68,20 +68,20 @@ def test_nothing_is_renamed_before_it_is_on_disk(tmp_path: Path, monkeypatch: py
     sync, rename = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda fd: (done.append("sync"), sync(fd))[1])
     monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), rename(a, b))[1])
-    vault(tmp_path).write(model(1.0), order(1))
+    store(tmp_path).write(model(1.0), instruction(1))
     assert done == ["sync", "rename", "sync"]  # the file, the name, the folder
 
 
 def test_a_v_i_gone_to_nan_is_not_kept(tmp_path: Path) -> None:
-    kept = vault(tmp_path)
-    assert kept.write(model(1.0), order(1))
-    assert not kept.write(model(float("nan")), order(2))
+    kept = store(tmp_path)
+    assert kept.write(model(1.0), instruction(1))
+    assert not kept.write(model(float("nan")), instruction(2))
     assert value_in(kept, 2) == 1.0
 
 
 def test_one_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
-    kept = vault(tmp_path)
-    kept.write(model(1.0, width=5), order(1))
+    kept = store(tmp_path)
+    kept.write(model(1.0, width=5), instruction(1))
     with pytest.raises(UserError, match=r"v_i does not fit the model \(first at weight"):
         kept.read(model(0.0), up_to=1)
     with pytest.raises(UserError, match="does not fit"):
@@ -93,37 +93,37 @@ def test_one_that_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_new_session_forgets_what_never_happened(tmp_path: Path) -> None:
-    kept = vault(tmp_path)
-    kept.meet(order(1))
+    kept = store(tmp_path)
+    kept.begin_session(instruction(1))
     for round in (1, 2, 3):
-        kept.write(model(float(round)), order(round))
-    kept.meet(order(4))  # the same session
+        kept.write(model(float(round)), instruction(round))
+    kept.begin_session(instruction(4))  # the same session
     assert value_in(kept, 9) == 3.0
-    kept.meet(order(3, session="again", since=2))  # the server went on from round 2
+    kept.begin_session(instruction(3, session="again", since=2))  # the server went on from round 2
     assert value_in(kept, 9) == 2.0
 
 
 def test_old_versions_go(tmp_path: Path) -> None:
-    kept = vault(tmp_path)
+    kept = store(tmp_path)
     for round in (1, 2, 5, 7):
-        kept.write(model(float(round)), order(round, keep=max(0, round - 2)))
+        kept.write(model(float(round)), instruction(round, keep=max(0, round - 2)))
     assert sorted(kept.rounds()) == [5, 7]
 
 
 def test_one_holder_a_client(tmp_path: Path) -> None:
     """A lock belongs to the file that was opened, not to the process: two vaults here are as two processes are."""
-    holder = vault(tmp_path).locked()
+    holder = store(tmp_path).locked()
     holder.__enter__()
     with (
         pytest.raises(UserError, match="another process has trained this client"),
-        vault(tmp_path).locked(wait=0.2),
+        store(tmp_path).locked(wait=0.2),
     ):
         pass
-    with vault(tmp_path, client="1").locked(wait=0.2):  # another client is free
+    with store(tmp_path, client="1").locked(wait=0.2):  # another client is free
         pass
     release = threading.Timer(0.3, holder.__exit__, (None, None, None))
     release.start()
-    with vault(tmp_path).locked(wait=20):  # it is waited for
+    with store(tmp_path).locked(wait=20):  # it is waited for
         release.join()
 
 
@@ -131,9 +131,9 @@ def test_one_holder_a_client(tmp_path: Path) -> None:
 def test_no_name_leads_out_of_the_folder(name: str, tmp_path: Path) -> None:
     if not 0 < len(name) < 200:
         with pytest.raises(PlanError, match="client_id"):
-            vault(tmp_path, client=name)
+            store(tmp_path, client=name)
         return
-    home = vault(tmp_path / "private", client=name).home
+    home = store(tmp_path / "private", client=name).home
     assert home.resolve().is_relative_to((tmp_path / "private" / "exp").resolve())
     assert home.is_dir()
 
@@ -147,7 +147,7 @@ def test_where_it_lies_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_the_private_score_is_kept_for_the_same_key(tmp_path: Path) -> None:
-    kept, scores = vault(tmp_path), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    kept, scores = store(tmp_path), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     assert kept.read_alone("a", 3) is None
     kept.write_alone("a", scores)
     found = kept.read_alone("a", 3)

@@ -19,8 +19,8 @@ from untrusted import fed, seeds
 
 from lindt.engines.flower.wire import EngineSession, ScoreFormat, failed, notes_of, pack_tasks, tally_of, unpack_tasks
 from lindt.flower import NFLDetector
-from lindt.flower.arrays import values_of
 from lindt.flower.protocol import ClientReport
+from lindt.flower.replies import values_of
 from lindt.plan.metrics import METRICS, MeanOf
 from lindt.protocols import Task
 from lindt.server.scores import EXACT, paired_p_value

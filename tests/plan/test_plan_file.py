@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.dual import Dual
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
-from lindt.client.penalties import Proximal
+from lindt.client.training import Proximal
 from lindt.data.partition import Classes, Groups, Partition
 from lindt.environment import Environment
 from lindt.environment.participation import Participation, Sampled

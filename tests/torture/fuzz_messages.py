@@ -17,10 +17,9 @@ from google.protobuf.message import DecodeError
 from torch import nn
 
 from lindt.engines.flower.wire import ScoreFormat, unpack_replies, unpack_tasks
-from lindt.flower.arrays import load_arrays
 from lindt.flower.protocol import instruction_of, penalty_of, record_of, reports_of
 from lindt.flower.recorder import RunRecorder
-from lindt.flower.replies import consistent_replies, validate_replies
+from lindt.flower.replies import consistent_replies, load_arrays, validate_replies
 from lindt.plan.metrics import METRICS
 from lindt.protocols import Task
 from lindt.server.scores import summarise

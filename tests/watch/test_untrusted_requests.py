@@ -72,25 +72,25 @@ def test_hosts_that_are() -> None:
 def test_a_run_has_one_name(tmp_path: Path, name: str) -> None:
     """Under each other name it would be kept once more."""
     write_run(tmp_path / "one", mended())
-    shelf = RunIndex(tmp_path)
-    assert shelf.run("one") is shelf.run("one")  # not read again while nothing changes
+    index = RunIndex(tmp_path)
+    assert index.run("one") is index.run("one")  # not read again while nothing changes
     for odd in (name, str(tmp_path / "one")):
         with pytest.raises(UserError, match="there is no run"):
-            shelf.run(odd)
+            index.run(odd)
 
 
 def test_where_the_runs_lie_is_not_told(tmp_path: Path) -> None:
     (write_run(tmp_path, mended()) / "run.json").write_text("{}")
-    shelf = RunIndex(tmp_path)
+    index = RunIndex(tmp_path)
     with pytest.raises(UserError) as caught:
-        shelf.run(".")
-    assert shelf.told(caught.value) == "the run: run.json is damaged, or of another version of lindt"
+        index.run(".")
+    assert index.told(caught.value) == "the run: run.json is damaged, or of another version of lindt"
 
 
 def test_a_folder_whose_name_is_no_text_does_not_hide_the_others(tmp_path: Path) -> None:
     write_run(tmp_path / "one", mended())
     write_run(Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff")), mended())
-    rows = RunIndex(tmp_path).briefs()
+    rows = RunIndex(tmp_path).run_rows()
     json.dumps(rows, ensure_ascii=False).encode()
     assert sorted((row["run"], row["state"]) for row in rows) == [("\\udcff", "unreadable"), ("one", "ended")]
 

@@ -171,17 +171,17 @@ def test_a_run_is_followed_round_by_round(tmp_path: Path) -> None:
     ):
         fcntl.flock(held, fcntl.LOCK_EX)
         with listening(port, "/api/events?id=one&have=1") as events:
-            name, news = next(events)
-            assert (name, news["state"], [one["round"] for one in news["rounds"]]) == ("more", "running", [2])
+            name, changes = next(events)
+            assert (name, changes["state"], [one["round"] for one in changes["rounds"]]) == ("more", "running", [2])
             file.write(json.dumps(lines[2]) + "\n")
-            name, news = next(events)
-            assert [one["round"] for one in news["rounds"]] == [3]
-            assert news["verdict"]["sentence"].startswith("Negative federated learning since round 3: 2 of 3")
+            name, changes = next(events)
+            assert [one["round"] for one in changes["rounds"]] == [3]
+            assert changes["verdict"]["sentence"].startswith("Negative federated learning since round 3: 2 of 3")
             (folder / "rounds.jsonl").write_text(json.dumps(lines[0]) + "\n")  # cut back, as on resume
             assert next(events) == ("anew", {"id": "one"})
             fcntl.flock(held, fcntl.LOCK_UN)
-            name, news = next(events)
-            assert (name, news["state"], news["rounds"]) == ("more", "crashed", [])
+            name, changes = next(events)
+            assert (name, changes["state"], changes["rounds"]) == ("more", "crashed", [])
 
 
 def test_runs_appear_in_the_list_by_themselves(tmp_path: Path) -> None:
@@ -213,13 +213,13 @@ def test_a_damaged_run_is_told_and_no_path_with_it(tmp_path: Path) -> None:
 def test_many_runs_are_not_all_kept_in_memory(tmp_path: Path) -> None:
     for n in range(40):
         write_run(tmp_path / f"run{n}", [line(1)], ended=False)
-    shelf = RunIndex(tmp_path)
-    assert len(shelf.briefs()) == 40
-    assert len(shelf._open) == 32
-    first = shelf.briefs()[0]
-    assert first is shelf.briefs()[0]  # unchanged: not read again
+    index = RunIndex(tmp_path)
+    assert len(index.run_rows()) == 40
+    assert len(index._open) == 32
+    first = index.run_rows()[0]
+    assert first is index.run_rows()[0]  # unchanged: not read again
     write_run(tmp_path / "run0", mended())
-    assert shelf.briefs()[0]["round"] == 10
+    assert index.run_rows()[0]["round"] == 10
 
 
 def test_a_port_that_is_taken_gets_a_sentence(tmp_path: Path) -> None:
@@ -240,13 +240,13 @@ def test_the_budget_is_computed_aside_and_kept_up(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(shelf_module, "privacy_spent_so_far", slowly)
     noisy = plan(environment={"privacy": {"kind": "gaussian", "sigma": 0.1, "S": 1.0}})
-    shelf = RunIndex(tmp_path)
+    index = RunIndex(tmp_path)
     for rounds in (0, 1, 2, 10, 11):
         folder = write_run(tmp_path / "one", [line(r) for r in range(1, rounds + 1)], ended=False, the_plan=noisy)
         with (folder / "lock").open("w") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            shelf.spent("one", shelf.run("one"))
-            with shelf._computing:  # wait until it is done
+            index.spent("one", index.run("one"))
+            with index._computing:  # wait until it is done
                 pass
     assert asked == [0, 1, 11]
-    assert shelf.spent("one", shelf.run("one")).words == "11 rounds"
+    assert index.spent("one", index.run("one")).words == "11 rounds"

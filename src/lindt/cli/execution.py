@@ -29,8 +29,6 @@ from lindt.runs.play import Event, RoundFollowed, RoundPlayed, RunEnded, RunStar
 from lindt.runs.summary import about_run
 
 Job = tuple[str, Plan | None, Path]
-
-
 MOST_ROWS = 200  # of clients in a table
 
 
@@ -56,93 +54,93 @@ class CommandContext:
         sys.stderr.write(f"{text}\n")
 
 
-def play(session: CommandContext, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any]]]:
+def play(context: CommandContext, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any]]]:
     """Run jobs one after the other; returns each one's summary. Ctrl-C says how to go on."""
-    if session.track:
+    if context.track:
         from lindt.trackers.base import check_trackers
 
-        check_trackers(session.track)
+        check_trackers(context.track)
     keep_memory()
     found: list[tuple[str, dict[str, Any]]] = []
     for label, plan, folder in jobs:
         try:
-            found.append((label, _play_one(session, label, plan, folder)))
+            found.append((label, _play_one(context, label, plan, folder)))
         except KeyboardInterrupt:
             out = folder if len(jobs) == 1 else folder.parent
             hint = f"stopped; what was played is kept: the same command with --out {out} --resume goes on"
-            print(hint, file=sys.stderr if session.as_json else sys.stdout)
+            print(hint, file=sys.stderr if context.as_json else sys.stdout)
             sys.exit(130)
     return found
 
 
-def _play_one(session: CommandContext, label: str, plan: Plan | None, folder: Path) -> dict[str, Any]:
-    events = _events(session, plan, folder)
-    if session.track:
+def _play_one(context: CommandContext, label: str, plan: Plan | None, folder: Path) -> dict[str, Any]:
+    events = _events(context, plan, folder)
+    if context.track:
         from lindt.trackers.base import track_events
 
-        events = track_events(events, session.track, session.warn)
+        events = track_events(events, context.track, context.warn)
     summary: dict[str, Any] = {}
-    if session.as_json:
+    if context.as_json:
         for event in events:
-            _heard(session, event)
+            _print_warnings(context, event)
             if isinstance(event, RoundPlayed | RoundFollowed):
                 _line({"event": "round", "run": label, **event.line})
             elif isinstance(event, RunEnded):
                 summary = event.summary
                 _line({"event": "end", "run": label, "folder": str(folder), **summary})
         return summary
-    with ProgressDisplay(session.console, label).watching() as narrator:
+    with ProgressDisplay(context.console, label).watching() as progress:
         for event in events:
-            _heard(session, event)
-            narrator.see(event)
+            _print_warnings(context, event)
+            progress.see(event)
             if isinstance(event, RunEnded):
                 summary = event.summary
-    session.console.print(f"[bold]{label}[/]: {verdict(read_run(folder)).sentence}", highlight=False)
-    session.console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
-    session.say(f"  {folder}")
+    context.console.print(f"[bold]{label}[/]: {verdict(read_run(folder)).sentence}", highlight=False)
+    context.console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
+    context.say(f"  {folder}")
     return summary
 
 
-def _heard(session: CommandContext, event: Event) -> None:
+def _print_warnings(context: CommandContext, event: Event) -> None:
     for said in event.store.said if isinstance(event, RunStarted) else ():
-        session.warn(f"warning: {said}")
+        context.warn(f"warning: {said}")
 
 
-def _events(session: CommandContext, plan: Plan | None, folder: Path) -> Iterator[Event]:
-    if session.engine == "flower":
-        where, task, device = session.flower or FlowerOptions(), session.task, session.device
+def _events(context: CommandContext, plan: Plan | None, folder: Path) -> Iterator[Event]:
+    if context.engine == "flower":
+        where, task, device = context.flower or FlowerOptions(), context.task, context.device
         cache = cache_folder()
-        return run_on_flower(plan, folder, where, task=task, resume=session.resume, device=device, cache=cache)
+        return run_on_flower(plan, folder, where, task=task, resume=context.resume, device=device, cache=cache)
     return run_plan(
         plan,
         folder,
-        task=session.task,
-        resume=session.resume,
-        engine=session.engine,
-        device=session.device,
+        task=context.task,
+        resume=context.resume,
+        engine=context.engine,
+        device=context.device,
         cache=cache_folder(),
     )
 
 
-def compare_methods(session: CommandContext, base: Plan, grid: ComparisonGrid, folder: Path) -> None:
+def compare_methods(context: CommandContext, base: Plan, grid: ComparisonGrid, folder: Path) -> None:
     jobs: list[Job] = [(label, plan, folder / label) for label, plan in grid.plans(base)]
-    rows = play(session, jobs)
-    problem = load_task(session.task) if session.task else problem_for(base)
-    pooled = centralized(base, problem, session.device, cache_folder())
+    rows = play(context, jobs)
+    problem = load_task(context.task) if context.task else problem_for(base)
+    pooled = centralized(base, problem, context.device, cache_folder())
     alone = rows[0][1]["private"]
-    if session.as_json:
+    if context.as_json:
         _line({"event": "reference", "alone": alone, "centralized": pooled})
         return
     rows += [("alone", {"local": alone}), ("centralized", {"central": pooled})]
-    session.console.print(comparison(rows, f"{base.name}, {base.rounds} rounds, seed {base.seed}"))
-    session.say(f"runs in {folder}")
+    context.console.print(comparison(rows, f"{base.name}, {base.rounds} rounds, seed {base.seed}"))
+    context.say(f"runs in {folder}")
 
 
-def demonstrate(session: CommandContext, out: Path, seed: int | None, rounds: int | None) -> None:
+def demonstrate(context: CommandContext, out: Path, seed: int | None, rounds: int | None) -> None:
     nfl = presets.resolve("digits-nfl", seed=seed, rounds=rounds)
     control = presets.resolve("digits-control", seed=seed, rounds=rounds)
     fedavg = replace(nfl, method=replace(nfl.method, adaptation=METHODS["fedavg"].adaptation))
-    session.say(
+    context.say(
         "Twenty clients learn to read digits. Each holds three or five of the ten digits, a quarter attack, noise "
         "protects\nprivacy, and four answer a round. Is the shared model worth it to each of them?"
     )
@@ -151,20 +149,20 @@ def demonstrate(session: CommandContext, out: Path, seed: int | None, rounds: in
         ("detect and recover", nfl, out / "recovered"),
         ("healthy control", control, out / "control"),
     ]
-    rows = play(session, jobs)
-    if not session.as_json:
+    rows = play(context, jobs)
+    if not context.as_json:
         title = f"digits, {nfl.rounds} rounds, seed {nfl.seed}: accuracy in percent"
-        session.console.print(comparison(rows, title))
-        session.say(f"runs in {out}; as a page: lindt report {out} -o report.html")
+        context.console.print(comparison(rows, title))
+        context.say(f"runs in {out}; as a page: lindt report {out} -o report.html")
 
 
-def describe_data(session: CommandContext, plan: Plan, picture: Path) -> None:
+def describe_data(context: CommandContext, plan: Plan, picture: Path) -> None:
     import numpy as np
 
     from lindt.report.labels import draw_labels
 
-    problem = load_task(session.task) if session.task else problem_for(plan)
-    about = about_run(plan, problem, session.task)
+    problem = load_task(context.task) if context.task else problem_for(plan)
+    about = about_run(plan, problem, context.task)
     clients = about["clients"]
     labels = [int(label) for one in clients for label in one["labels"]]
     if not labels:
@@ -179,7 +177,7 @@ def describe_data(session: CommandContext, plan: Plan, picture: Path) -> None:
         raise UserError(f"-o {picture}: name a .png, .svg or .pdf file")
     names = [one["name"] for one in clients if "name" in one]
     draw_labels(counts, picture, about["class_names"] or None, names or None, attackers)
-    if session.as_json:
+    if context.as_json:
         _line({"picture": str(picture), "clients": clients})
         return
     sizes = np.array([one["train"] + one["test"] for one in clients])
@@ -190,10 +188,10 @@ def describe_data(session: CommandContext, plan: Plan, picture: Path) -> None:
     for one in clients[:MOST_ROWS]:
         who, attacker = f"{one['client']} {one.get('name', '')}".strip(), "attacker" if one["attacker"] else ""
         table.add_row(who, str(one["train"]), str(one["test"]), _held(about, one["labels"]), attacker)
-    session.console.print(table)
+    context.console.print(table)
     if len(clients) > MOST_ROWS:
-        session.say(f"and {len(clients) - MOST_ROWS:,} clients more; --json lists all")
-    session.say(f"picture: {picture}")
+        context.say(f"and {len(clients) - MOST_ROWS:,} clients more; --json lists all")
+    context.say(f"picture: {picture}")
 
 
 def _held(about: dict[str, Any], labels: dict[str, int]) -> str:

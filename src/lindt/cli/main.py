@@ -62,8 +62,6 @@ def main() -> None:
 
 # A full disk or a port in use is the user's to mend, whichever call met it.
 _ANYWHERE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EADDRINUSE, errno.EADDRNOTAVAIL}
-
-
 # These are the user's to mend where they name a path: without one they come from processes and sockets.
 _AT_A_PATH = {
     errno.EACCES,

@@ -13,44 +13,24 @@ from lindt.plan import presets
 PlanName = Annotated[
     str | None, typer.Argument(metavar="[PLAN]", help=f"A TOML file, or one of {', '.join(presets.names())}.")
 ]
-
-
 Sets = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the plan; may be repeated.")
 ]
-
-
 Seed = Annotated[int | None, typer.Option(help="The plan's seed.")]
-
-
 Rounds = Annotated[int | None, typer.Option(help="The plan's number of rounds.")]
-
-
 Json = Annotated[bool, typer.Option("--json", help="JSON lines for machines instead of text for people.")]
-
-
 Device = Annotated[str, typer.Option(help="Where models train: cpu or cuda.")]
-
-
 Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; start it where there is none.")]
-
-
 Engine = Annotated[
     str, typer.Option(help="inprocess, processes (one worker a core), flower, or auto: one of the first two.")
 ]
-
-
 Task = Annotated[
     str | None, typer.Option(help="Your own data and model: package.module:function returning a lindt.Problem.")
 ]
-
-
 Track = Annotated[
     list[str],
     typer.Option("--track", metavar="TRACKER", help="Tell a tracker too: tensorboard, mlflow, wandb; may be repeated."),
 ]
-
-
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 
 

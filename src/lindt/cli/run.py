@@ -83,14 +83,14 @@ def run(
     )
 
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
-    session = CommandContext(console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track))
+    context = CommandContext(console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track))
     if out and resume and not named and _holds_run(out):
-        play(session, [(_name_in(out), None, out)])  # by its own plan, which the store parses
+        play(context, [(_name_in(out), None, out)])  # by its own plan, which the store parses
         return
     resolved = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
     kept = resume and not named and _holds_run(folder)
-    play(session, [(_name_in(folder), None, folder) if kept else (resolved.name, resolved, folder)])
+    play(context, [(_name_in(folder), None, folder) if kept else (resolved.name, resolved, folder)])
 
 
 def _holds_run(folder: Path) -> bool:
@@ -138,8 +138,8 @@ def compare(
             raise UserError(f"--set {assignment}: compare takes its methods from --methods; use `lindt run` for this")
     base = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
-    session = CommandContext(console_for(as_json), as_json, resume, engine, device, task, track=tuple(track))
-    compare_methods(session, base, ComparisonGrid.named(methods, aggregators, attacks), folder)
+    context = CommandContext(console_for(as_json), as_json, resume, engine, device, task, track=tuple(track))
+    compare_methods(context, base, ComparisonGrid.named(methods, aggregators, attacks), folder)
 
 
 def demo(

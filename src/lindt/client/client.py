@@ -14,7 +14,7 @@ from lindt.client.adaptations.base import global_step
 from lindt.client.private_models import PrivateModelCache, PrivateTraining
 from lindt.client.private_store import PrivateStore, newest, prune
 from lindt.client.training import OutputCapture, fit, forward_all, seeded
-from lindt.data.batches import LocalWork
+from lindt.data.examples import LocalWork
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem
@@ -39,9 +39,9 @@ class WorkerContext:
 
 @final
 class Client:
-    def __init__(self, id: int, place: WorkerContext) -> None:
-        self.id, self.place = id, place
-        self.train, self.test = place.problem.data[id]
+    def __init__(self, id: int, worker: WorkerContext) -> None:
+        self.id, self.worker = id, worker
+        self.train, self.test = worker.problem.data[id]
         self._alone: Tensor | None = None  # what the private model says of the test samples
 
     def handle(self, task: Task) -> Reply:
@@ -59,23 +59,23 @@ class Client:
 
     def _train(self, task: Task) -> Reply:
         """Alg. 2, c2-c16."""
-        plan, shared, adaptation = self.place.plan, self.place.shared, self.place.plan.method.adaptation
+        plan, shared, adaptation = self.worker.plan, self.worker.shared, self.worker.plan.method.adaptation
         ctx = self._open(task)
         work = LocalWork(self.train, plan.training.epochs)
         threat = plan.environment.threat
-        if self.id in self.place.attackers:
-            work = threat.corrupt(work, self.place.backdoor, task.round)
+        if self.id in self.worker.attackers:
+            work = threat.corrupt(work, self.worker.backdoor, task.round)
         shared.train()  # before v_i is made: it takes its mode from w
         recovering = task.recovering and work.honest
         private = self._private(ctx, task.round - 1, create=True) if recovering else None
         step = adaptation.step(ctx, shared, private) if recovering else global_step(ctx, shared)
-        for _ in fit(step, work, plan.training.batch, ctx.generator, self.place.device):
+        for _ in fit(step, work, plan.training.batch, ctx.generator, self.worker.device):
             pass
         # A v_i gone to NaN would never come back: the client keeps the one before, as the server keeps its w.
         if private is not None and all(_finite(tensor) for tensor in private.state_dict().values()):
             notes = {name: value for name, value in ctx.notes.items() if math.isfinite(value)}
-            prune(self.place.versions, self.id, task.keep)  # first: to look for old ones is to wait for the new one
-            self.place.versions.write(self.id, task.round, (private.state_dict(), notes))
+            prune(self.worker.versions, self.id, task.keep)  # first: to look for old ones is to wait for the new one
+            self.worker.versions.write(self.id, task.round, (private.state_dict(), notes))
         w = read_w(shared)
         if not work.honest:
             w = task.w + threat.report(w - task.w, plan.seed_for("report", task.round, self.id), task.round)
@@ -83,7 +83,7 @@ class Client:
 
     def _evaluate(self, task: Task) -> Reply:
         """How the client fares on its own test data: with w, with what it predicts with, and alone."""
-        shared, device = self.place.shared, self.place.device
+        shared, device = self.worker.shared, self.worker.device
         ctx = self._open(task)
         shared.eval()
         predict, _ = self._predictor(ctx, task)
@@ -99,12 +99,12 @@ class Client:
         """How the client predicts after a round, with the modules whose weights that takes."""
         with self._seeded(task):
             ctx = self._open(task)
-            self.place.shared.eval()
+            self.worker.shared.eval()
             predict, private = self._predictor(ctx, task)
-            return predict, self.place.shared, private
+            return predict, self.worker.shared, private
 
     def _predictor(self, ctx: Context, task: Task) -> tuple[Predictor, nn.Module | None]:
-        method, shared = self.place.plan.method, self.place.shared
+        method, shared = self.worker.plan.method, self.worker.shared
         private = self._private(ctx, task.round, create=False)
         if task.recovering or (private is not None and method.after_stop == "adapted"):
             return method.adaptation.predictor(ctx, shared, private), private
@@ -113,11 +113,11 @@ class Client:
     @property
     def _counted(self) -> bool:
         """Whether its gain counts; who is left out of beta needs no private model."""
-        return self.place.plan.scoring.attackers == "counted" or self.id not in self.place.attackers
+        return self.worker.plan.scoring.attackers == "counted" or self.id not in self.worker.attackers
 
     def _tally(self, outputs: Tensor, local: Tensor) -> ClientTally:
-        plan, y = self.place.plan, self.test.labels
-        metric = self.place.problem.metric_for(plan)
+        plan, y = self.worker.plan, self.test.labels
+        metric = self.worker.problem.metric_for(plan)
         alone = self._private_outputs() if plan.alone.private and self._counted else None
         wins = losses = 0
         if alone is not None:
@@ -142,12 +142,12 @@ class Client:
         )
 
     def _seeded(self, task: Task) -> AbstractContextManager[None]:
-        return seeded(self.place.plan.seed_for("dropout", task.kind, task.round, self.id), self.place.device)
+        return seeded(self.worker.plan.seed_for("dropout", task.kind, task.round, self.id), self.worker.device)
 
     def _open(self, task: Task) -> Context:
         """c2-c3: w_i <- w^{r-1}."""
-        plan = self.place.plan
-        write(self.place.shared, task.w, task.buffers)
+        plan = self.worker.plan
+        write(self.worker.shared, task.w, task.buffers)
         return Context(
             client=self.id,
             round=task.round,
@@ -155,19 +155,19 @@ class Client:
             max_norm=plan.training.max_norm,
             batch=plan.training.batch,
             train=self.train,
-            loss=self.place.problem.loss,
+            loss=self.worker.problem.loss,
             penalty=plan.method.penalty,
-            received_P=task.w.to(self.place.device),
+            received_P=task.w.to(self.worker.device),
             generator=torch.Generator().manual_seed(plan.seed_for(task.kind, task.round, self.id)),
-            device=self.place.device,
+            device=self.worker.device,
         )
 
     def _private(self, ctx: Context, up_to: int, create: bool) -> nn.Module | None:
         """v_i as it was after round `up_to`, or its first value (c5-c6)."""
-        kept = newest(self.place.versions, self.id, up_to=up_to)
+        kept = newest(self.worker.versions, self.id, up_to=up_to)
         if kept is None and not create:
             return None
-        private = self.place.plan.method.adaptation.begin(ctx, self.place.shared)
+        private = self.worker.plan.method.adaptation.begin(ctx, self.worker.shared)
         if private is None or kept is None:
             return private
         ctx.notes.clear()
@@ -176,15 +176,15 @@ class Client:
             private.load_state_dict(kept[0])
         except RuntimeError as error:
             raise UserError(f"client {self.id}: its v_i does not fit the model: {error}") from None
-        return private.train(self.place.shared.training)
+        return private.train(self.worker.shared.training)
 
     def _private_outputs(self) -> Tensor:
         if self._alone is None:
-            place = self.place
-            lesson = PrivateTraining(
-                f"client {self.id}", self.train, self.test, place.plan, place.problem, place.device
+            worker = self.worker
+            private_training = PrivateTraining(
+                f"client {self.id}", self.train, self.test, worker.plan, worker.problem, worker.device
             )
-            self._alone = place.cache.outputs(lesson)
+            self._alone = worker.cache.outputs(private_training)
         return self._alone
 
 

@@ -206,11 +206,7 @@ def _hooks(model: nn.Module, points: Mapping[str, Per], act: Callable[[str, Any]
 
 
 Per = Literal["sample", "step"]
-
-
 Scale = Literal["paper", "sqrt_d", "cosine"]
-
-
 _ZERO = 1e-12  # a norm below this is no direction: the score is 0.5 and its gradient stays finite
 
 

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from lindt.client.sgd import GradientStep, recording_key
 from lindt.client.training import fit, forward_all, prepare_model, seeded
-from lindt.data.batches import LocalWork
-from lindt.data.examples import add_samples, pool, subset
+from lindt.data.examples import LocalWork, add_samples, pool, subset
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, first_model
 from lindt.protocols import Batch, Examples, Metric
@@ -191,22 +190,22 @@ class PrivateModelCache:
 
     folder: Path | None = None
 
-    def outputs(self, lesson: PrivateTraining) -> Tensor:
-        return self.learned(lesson).outputs
+    def outputs(self, training_: PrivateTraining) -> Tensor:
+        return self.learned(training_).outputs
 
-    def learned(self, lesson: PrivateTraining) -> PrivateModel:
+    def learned(self, training_: PrivateTraining) -> PrivateModel:
         if self.folder is None:
-            return lesson.learn()
-        path = self.folder / f"{lesson.key()}.safetensors"
+            return training_.learn()
+        path = self.folder / f"{training_.key()}.safetensors"
         if path.exists():
             try:
                 kept = load(path.read_bytes())
                 return PrivateModel(kept["outputs"], int(kept.get("epochs", 0)))
             except (SafetensorError, KeyError):
                 path.unlink()  # damaged: a cache can be made anew
-        # A stretched lesson takes the number of epochs from the plain one: most of the work is in choosing it.
-        chosen = self.learned(lesson.unstretched()).epochs if lesson.plan.alone.stretch != 1 else 0
-        learned = lesson.refit(chosen) if chosen else lesson.learn()
+        # A stretched training takes the number of epochs from the plain one: most of the work is in choosing it.
+        chosen = self.learned(training_.unstretched()).epochs if training_.plan.alone.stretch != 1 else 0
+        learned = training_.refit(chosen) if chosen else training_.learn()
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(path, save({"outputs": learned.outputs.contiguous(), "epochs": torch.tensor(learned.epochs)}))
         return learned
@@ -215,8 +214,8 @@ class PrivateModelCache:
 def centralized(plan: Plan, problem: Problem, device: str = "cpu", cache: Path | None = None) -> float:
     """The score on everyone's test data of one model trained on everyone's training data."""
     train, test = pool([t for t, _ in problem.data]), pool([t for _, t in problem.data])
-    lesson = PrivateTraining("centralized", train, test, plan, problem, torch.device(device))
+    training_ = PrivateTraining("centralized", train, test, plan, problem, torch.device(device))
     metric = problem.metric_for(plan)
     with with_threads(plan.threads):
-        outputs = PrivateModelCache(cache).outputs(lesson)
+        outputs = PrivateModelCache(cache).outputs(training_)
     return metric.value(metric.tally(outputs, test.labels))

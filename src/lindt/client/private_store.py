@@ -26,7 +26,7 @@ class PrivateStore(Protocol):
     def read(self, client: int, round: int) -> Kept: ...
     def write(self, client: int, round: int, kept: Kept) -> None: ...
     def drop(self, client: int, round: int) -> None: ...
-    def settle(self) -> None:
+    def flush(self) -> None:
         """What was written is kept for good once this has returned; raises what went wrong."""
         ...
 
@@ -78,7 +78,7 @@ class MemoryStore:
     def drop(self, client: int, round: int) -> None:
         del self._kept[client][round]
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Nothing outlives the process."""
 
 
@@ -117,7 +117,7 @@ class FolderStore:
     def drop(self, client: int, round: int) -> None:
         remove(self._path(client, round))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Written is synced."""
 
 
@@ -130,7 +130,7 @@ class BackgroundWriter:
         self._thread = ThreadPoolExecutor(1, "v_i")
         self._writing: tuple[int, Future[None]] | None = None  # whose, and its end
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         if self._writing is not None:
             _, end = self._writing
             try:
@@ -148,16 +148,16 @@ class BackgroundWriter:
         return self._versions.read(client, round)
 
     def write(self, client: int, round: int, kept: Kept) -> None:
-        self.settle()  # one after the other: whatever ends the process leaves them in the order they came
+        self.flush()  # one after the other: whatever ends the process leaves them in the order they came
         self._writing = client, self._thread.submit(self._versions.write, client, round, _copied(kept))
 
     def drop(self, client: int, round: int) -> None:
-        self.settle()
+        self.flush()
         self._versions.drop(client, round)
 
     def _settle(self, client: int) -> None:
         if self._writing is not None and self._writing[0] == client:
-            self.settle()
+            self.flush()
 
 
 def _copied(kept: Kept) -> Kept:

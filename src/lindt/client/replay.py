@@ -21,8 +21,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
-
-
 _UNFORESEEN: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 

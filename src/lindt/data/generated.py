@@ -16,17 +16,9 @@ from lindt.data.sources import PAPERS_TEXT, Pools, Text, register_source, split_
 from lindt.seeds import seed_for
 
 CLASSES, SAMPLES, SIDE = 10, 4000, 8
-
-
 NOISE = 0.8  # times the patterns' own spread
-
-
 ROLES, SHORTEST, LONGEST = 30, 2500, 5000
-
-
 LETTERS = " etaoinshrdlucmfwygpbvk,.'"
-
-
 OWN = 0.6  # of a role's habits; the rest all roles share
 
 

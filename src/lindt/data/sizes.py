@@ -28,8 +28,6 @@ class Scheme:
 
 
 LEAST = 10_000  # windows that a role must have
-
-
 SCHEMES = (
     Scheme("CIFAR", "IID", Iid(), 100, 600, 0),
     Scheme("CIFAR", "non-IID(10)", Classes(10), 100, 600, 572),

@@ -35,7 +35,7 @@ class InProcess:
         device: str = "cpu",
     ) -> None:
         versions: PrivateStore = MemoryStore() if folder is None else BackgroundWriter(FolderStore(folder, run))
-        place = WorkerContext(
+        worker = WorkerContext(
             plan=plan,
             problem=problem,
             shared=prepare_model(
@@ -49,7 +49,7 @@ class InProcess:
         )
         self.versions, self.run = versions, run
         self._threads, self._closed = plan.threads, False
-        self.clients = [Client(id, place) for id in range(len(problem.data))]
+        self.clients = [Client(id, worker) for id in range(len(problem.data))]
 
     def available(self) -> Sequence[int]:
         return range(len(self.clients))
@@ -68,7 +68,7 @@ class InProcess:
                     reply = self.clients[task.client].handle(task)
                 yield reply
         finally:
-            self.versions.settle()
+            self.versions.flush()
 
     def close(self) -> None:
         """Nothing to stop: everything is in this process, and a dispatch leaves nothing unwritten."""

@@ -42,18 +42,12 @@ above it for fewer than 66 clients."""
 # lies within 0.1% of the closed form's. dp-accounting takes no order up to 1.01 (its conversion is unstable
 # there), and a huge epsilon wants the smallest one: at 1.0101 it is 1% above the limit.
 _ORDERS: Final = tuple(1 + 0.0101 * 1.05**k for k in range(400))
-
-
 # Sampling without replacement is known at whole orders only, and between two of them is interpolated; between
 # 1 and 2 that is no better than 2. An order costs its square up to 256; above, the bound is looser and cheap.
 _SAMPLED_ORDERS: Final = (*range(2, 33), *range(36, 65, 4), 80, 96, 128, 512, 1024)
-
-
 # To count less noise than there is stays true. Beyond these, z^2 overflows, or the differences that the
 # sampled account takes (of numbers 1/z^2 apart from 1) drown in rounding.
 _MOST_NOISE: Final = 1e100
-
-
 _MOST_SAMPLED_NOISE: Final = 1e3
 
 

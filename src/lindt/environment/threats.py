@@ -9,8 +9,7 @@ from typing import ClassVar, Protocol, final
 import torch
 from torch import Tensor
 
-from lindt.data.batches import LocalWork
-from lindt.data.examples import subset
+from lindt.data.examples import LocalWork, subset
 from lindt.errors import PlanError, require
 from lindt.protocols import Batch, Examples
 from lindt.registry import components_in, register

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["LindtMod", "NFLDetector"]
-
-
 _HOMES = {"LindtMod": "mod", "NFLDetector": "detector"}
 
 

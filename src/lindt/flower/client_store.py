@@ -27,7 +27,7 @@ from lindt.errors import PlanError, UserError
 from lindt.flower.protocol import Instruction
 from lindt.runs.files import locked, write_whole
 
-CLIENT = 0  # a vault holds one client's versions
+CLIENT = 0  # a store holds the versions of one client
 
 
 def default_folder() -> Path:
@@ -69,9 +69,9 @@ class ClientStore:
         )
         return locked(self.home / "lock", wait=wait, busy=busy)
 
-    def meet(self, order: Instruction) -> None:
+    def begin_session(self, instruction: Instruction) -> None:
         """Drop the v_i of rounds that the server's session, if it is new, will play again."""
-        meet_session(self._versions, CLIENT, self.home / "session", order.session, order.since)
+        meet_session(self._versions, CLIENT, self.home / "session", instruction.session, instruction.since)
 
     def read(self, private: nn.Module, *, up_to: int) -> bool:
         """Fill `private` with v_i as it was after round `up_to`; False where there is none yet."""
@@ -89,13 +89,13 @@ class ClientStore:
         private.load_state_dict(kept[0])
         return True
 
-    def write(self, private: nn.Module, order: Instruction) -> bool:
+    def write(self, private: nn.Module, instruction: Instruction) -> bool:
         """False where v_i has gone to NaN and would never come back: the one before is kept."""
         tensors = private.state_dict()
         if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
             return False
-        self._versions.write(CLIENT, order.round, (tensors, {}))
-        prune(self._versions, CLIENT, order.keep)
+        self._versions.write(CLIENT, instruction.round, (tensors, {}))
+        prune(self._versions, CLIENT, instruction.keep)
         return True
 
     def read_alone(self, key: str, samples: int) -> Tensor | None:

@@ -61,16 +61,16 @@ class NFLDetector(Strategy):
         if any(isinstance(link, NFLDetector) for link in links):
             raise UserError(f"strategy: there is a detector inside it already; {ORDER}")
         self.rule = OnDetection(float(epsilon), patience, statistic, counting, stop or Persist(), again)
-        self.strategy, self._taps = with_probes(strategy)
-        self._caution = DetectorWarnings(statistic, links)
+        self.strategy, self._probes = with_probes(strategy)
+        self._warnings = DetectorWarnings(statistic, links)
         names = [type(link).__name__ for link in links if not isinstance(link, ProbeStrategy)]
-        journal = RunFolder(Path(folder), name, self.rule, names) if folder is not None else None
-        self._books = RunRecorder(journal)
-        self._experiment = journal.run if journal else uuid.uuid4().hex
+        run_folder = RunFolder(Path(folder), name, self.rule, names) if folder is not None else None
+        self._recorder = RunRecorder(run_folder)
+        self._experiment = run_folder.run if run_folder else uuid.uuid4().hex
         keys = [str(vars(link)["weighted_by_key"]) for link in links if "weighted_by_key" in vars(link)]
         self._weighted_by = keys[0] if keys else "num-examples"
-        if journal is not None:  # a loop of the user's own just ends: when the detector goes, or the process
-            weakref.finalize(self, journal.close)
+        if run_folder is not None:  # a loop of the user's own just ends: when the detector goes, or the process
+            weakref.finalize(self, run_folder.close)
         self._session = ""
         self._sent: ArrayRecord | None = None  # w^{r-1}; None until the run has begun
         self._since = 0  # the round this session goes on after
@@ -106,14 +106,14 @@ class NFLDetector(Strategy):
 
     def _begin(self, arrays: ArrayRecord, num_rounds: int, *, own_loop: bool) -> tuple[int, ArrayRecord]:
         weights_of(arrays, float_names(arrays))  # raises where there is nothing to measure
-        saved = self._books.take_up(num_rounds, self.strategy, arrays, own_loop=own_loop)
+        saved = self._recorder.resume(num_rounds, self.strategy, arrays, own_loop=own_loop)
         self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
         self.seen, self.scores = None, None
         if saved is not None:
             self._since, self.state, arrays = saved.round, saved.recovery, saved.arrays
             flag = "on" if self.state.on else "off"
             log_message(f"goes on after round {saved.round}, count {self.state.count}, recovery {flag}")
-            self._caution.resumed()
+            self._warnings.resumed()
         self._played, self._offset = self._since, 0 if own_loop else self._since
         return self._since, arrays
 
@@ -132,14 +132,14 @@ class NFLDetector(Strategy):
             done, arrays = self._begin(initial_arrays, num_rounds, own_loop=False)
             if done >= num_rounds:
                 log_message(f"the folder holds all {num_rounds} rounds already; name another for a new run", warn=True)
-                self._books.finish()
+                self._recorder.finish()
                 return Result(arrays=arrays)
             score = (lambda r, w: evaluate_fn(r + done, w)) if evaluate_fn else None
             left = num_rounds - done
             result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, score)
-            self._books.finish()
+            self._recorder.finish()
         finally:
-            self._books.close()
+            self._recorder.close()
         for found in (
             result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp
         ):  # fmt: skip
@@ -158,36 +158,36 @@ class NFLDetector(Strategy):
             )
         round, self._sent = self._next(server_round), arrays
         messages = list(self.strategy.configure_train(round, arrays, config, grid))
-        self._books.ask(round, [message.metadata.dst_node_id for message in messages], list(grid.get_node_ids()))
-        return self._ordered(messages, round)
+        self._recorder.ask(round, [message.metadata.dst_node_id for message in messages], list(grid.get_node_ids()))
+        return self._with_instruction(messages, round)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         assert self._sent is not None
         round, recovering, before = self._next(server_round), self.state.on, self.state.detections
-        clip_norm = self._taps.clip_norm()
-        clipped_here = self._taps.clips_here()
-        sifted = validate_replies(
+        clip_norm = self._probes.clip_norm()
+        clipped_here = self._probes.clips_here()
+        valid = validate_replies(
             list(replies),
             self._sent,
             self._weighted_by,
             clipping=clip_norm is not None or clipped_here,
             clipped_here=clipped_here,
         )
-        self._taps.watch(sifted.names)
-        if sifted.nodes or self._taps.outer is None:
-            arrays, metrics = self.strategy.aggregate_train(round, sifted.passed)
+        self._probes.watch(valid.names)
+        if valid.nodes or self._probes.outer is None:
+            arrays, metrics = self.strategy.aggregate_train(round, valid.passed)
         else:  # Flower's adaptive clipping divides by the number of valid answers
             log_message(f"round {round}: no valid answer; w stays as it was", warn=True)
             arrays, metrics = None, None
-        self.seen = measure_round(sifted, arrays, clip_norm, self._taps, self._caution) if arrays else None
-        self._taps.forget()
-        answered = frozenset(self._books.number(node) for node in sifted.nodes)
-        self.state = self.rule.judge(self.state, Evidence(round, self.seen, answered, self._books.clients))
-        self._books.played(round, sifted, self.seen, recovering, self.state, arrays or self._sent, self.strategy)
+        self.seen = measure_round(valid, arrays, clip_norm, self._probes, self._warnings) if arrays else None
+        self._probes.forget()
+        answered = frozenset(self._recorder.number(node) for node in valid.nodes)
+        self.state = self.rule.judge(self.state, Evidence(round, self.seen, answered, self._recorder.clients))
+        self._recorder.played(round, valid, self.seen, recovering, self.state, arrays or self._sent, self.strategy)
         self._played = round
-        self._tell(round, sifted, detected=self.state.detections > before)
+        self._tell(round, valid, detected=self.state.detections > before)
         if arrays is None or self.seen is None:
             return arrays, metrics
         return arrays, self._with_verdict(metrics)
@@ -196,7 +196,7 @@ class NFLDetector(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         round = server_round + self._offset
-        return self._ordered(list(self.strategy.configure_evaluate(round, arrays, config, grid)), round)
+        return self._with_instruction(list(self.strategy.configure_evaluate(round, arrays, config, grid)), round)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         round, replies = server_round + self._offset, list(replies)
@@ -205,7 +205,7 @@ class NFLDetector(Strategy):
         for node, fault in (faults | odd).items():
             log_message(f"round {round}: node {node} reported what cannot be understood: {fault}", warn=True)
         metrics = self.strategy.aggregate_evaluate(round, replies)
-        self.scores = self._books.scored(round, reports)
+        self.scores = self._recorder.scored(round, reports)
         if self.scores is None:
             return metrics
         record = MetricRecord() if metrics is None else metrics
@@ -229,11 +229,11 @@ class NFLDetector(Strategy):
             raise UserError(f"round {round} was played already; go on with round {self._played + 1}")
         return round
 
-    def _ordered(self, messages: list[Message], round: int) -> list[Message]:
+    def _with_instruction(self, messages: list[Message], round: int) -> list[Message]:
         keep = max(0, round - 2)  # a checkpoint of the round before last may still be gone back to
-        order = Instruction(self._experiment, self._session, self._since, round, keep, self.state.on)
+        instruction = Instruction(self._experiment, self._session, self._since, round, keep, self.state.on)
         for message in messages:
-            order.put(message)
+            instruction.put(message)
         return messages
 
     def _with_verdict(self, metrics: MetricRecord | None) -> MetricRecord:
@@ -246,8 +246,8 @@ class NFLDetector(Strategy):
         record[PREFIX + "recovering"] = int(self.state.on)
         return record
 
-    def _tell(self, round: int, sifted: ValidReplies, *, detected: bool) -> None:
-        for node, reason in sifted.refused.items():
+    def _tell(self, round: int, valid: ValidReplies, *, detected: bool) -> None:
+        for node, reason in valid.refused.items():
             log_message(f"round {round}: refused node {node}: {reason}", warn=True)
         if self.seen is not None:
             watched, rule = self.seen.watched(self.rule.statistic), self.rule

@@ -27,30 +27,30 @@ from lindt.protocols import Divergence, Statistic
 from lindt.server.detection.divergence import divergence, measure
 
 # A client that clips itself sends an update of length S, give or take what float32 loses.
-ALMOST = 1 - 1e-4
+CLIP_TOLERANCE = 1 - 1e-4
 
 
 def measure_round(
-    sifted: ValidReplies, arrays: ArrayRecord, clip_norm: float | None, taps: Probes, caution: DetectorWarnings
+    valid: ValidReplies, arrays: ArrayRecord, clip_norm: float | None, probes: Probes, warnings: DetectorWarnings
 ) -> Divergence | None:
     """Eq. 5 and 7; None where nothing can be measured. `clip_norm` is S as it was when the round was clipped."""
-    if not sifted.nodes:
+    if not valid.nodes:
         return None
-    w_P = weights_of(arrays, sifted.names)
-    if sifted.w_KP.shape[1] != w_P.numel():
+    w_P = weights_of(arrays, valid.names)
+    if valid.w_KP.shape[1] != w_P.numel():
         log_message("the aggregate has other weights than the clients sent: there is nothing to measure", warn=True)
         return None
-    given_KP = taps.given(sifted.w_KP)
-    clipped = clipped_share(sifted.lengths_K, clip_norm)
+    given_KP = probes.given(valid.w_KP)
+    clipped = clipped_share(valid.lengths_K, clip_norm)
     # `spread` is the same of weights as of updates: they differ by w^{r-1} alone.
-    seen = measure(sifted.w_KP, w_P, taps.noise(w_P), given_KP, clipped)
+    seen = measure(valid.w_KP, w_P, probes.noise(w_P), given_KP, clipped)
     if not all(math.isfinite(value) for value in vars(seen).values()):
         log_message("the aggregate is NaN or infinite; the strategy made it so, no client's update was", warn=True)
         return None
     if clip_norm is not None:
-        caution.clipping(clipped, len(sifted.nodes))
-    if not is_mean(taps.before_noise(w_P), given_KP, torch.tensor(sifted.sizes_K)):
-        caution.no_mean()
+        warnings.clipping(clipped, len(valid.nodes))
+    if not is_mean(probes.before_noise(w_P), given_KP, torch.tensor(valid.sizes_K)):
+        warnings.no_mean()
     return seen
 
 
@@ -58,7 +58,7 @@ def clipped_share(lengths_K: list[float], clip_norm: float | None) -> float:
     """The share of updates at least as long as S."""
     if clip_norm is None:
         return 0.0
-    return sum(length >= clip_norm * ALMOST for length in lengths_K) / len(lengths_K)
+    return sum(length >= clip_norm * CLIP_TOLERANCE for length in lengths_K) / len(lengths_K)
 
 
 def is_mean(result_P: Tensor, given_KP: Tensor, sizes_K: Tensor) -> bool:
@@ -166,18 +166,18 @@ class Probes:
         return self.inner.result if self.inner and self.inner.result is not None else otherwise
 
     def watch(self, names: frozenset[str]) -> None:
-        for tap in (self.outer, self.inner):
-            if tap:
-                tap.names = names
+        for probe in (self.outer, self.inner):
+            if probe:
+                probe.names = names
 
     def forget(self) -> None:
-        for tap in (self.outer, self.inner):
-            if tap:
-                tap.given, tap.result = [], None
+        for probe in (self.outer, self.inner):
+            if probe:
+                probe.given, probe.result = [], None
 
 
 def with_probes(strategy: Strategy) -> tuple[Strategy, Probes]:
-    """The strategy with taps around its DP wrapper. The wrapper stays the user's own object, with its budget."""
+    """The strategy with probes around its DP wrapper. The wrapper stays the user's own object, with its budget."""
     links = list(chain(strategy))
     noisy = [link for link in links if adds_noise(link)]
     if not noisy:

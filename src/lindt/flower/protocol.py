@@ -1,8 +1,8 @@
-"""What passes between the detector and the mods besides the user's own messages: an Order out, a Report back.
+"""What passes between the detector and the mods beside the user's own messages: an Instruction out, a ClientReport back.
 
-An Order stands in the config of every message, as plain values: the flag (Alg. 2, s11), the experiment that v_i
-belongs to, the round. It has no field for v_i, and neither has a Report: v_i never leaves its client.
-What comes over the network is checked here; what is no order or no report raises ValueError.
+An Instruction stands in the config of every message, as plain values: the flag (Alg. 2, s11), the experiment that v_i
+belongs to, the round. It has no field for v_i, and neither has a ClientReport: v_i never leaves its client.
+What comes over the network is checked here; a malformed instruction or report raises ValueError.
 """
 
 from __future__ import annotations
@@ -15,19 +15,13 @@ from typing import Any, final
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from lindt.client.penalties import NoPenalty, Proximal
+from lindt.client.training import NoPenalty, Proximal
 from lindt.errors import UserError, in_short, one_line
 from lindt.protocols import ClientTally, Penalty
 
 PREFIX = "lindt-"
-
-
 REPORT = "lindt"  # the record of a Report in an evaluation's reply
-
-
 MOST = 2**40  # rounds, samples: beyond it no number is meant
-
-
 LARGEST = 1e18  # of a sum: the sum over clients of such is still a number
 
 

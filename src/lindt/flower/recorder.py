@@ -16,28 +16,41 @@ import random
 import time
 import uuid
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
 from weakref import WeakValueDictionary
 
 import flwr
+import numpy as np
 import tomli_w
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
+from safetensors import SafetensorError
+from safetensors.numpy import load
+from torch import Tensor
 
 import lindt
 from lindt.errors import UserError
-from lindt.flower.checkpoint import Saved, check_fit, load_newest, remembered, remind, save
-from lindt.flower.measure import log_message
+from lindt.flower.measure import chain, log_message
 from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import ValidReplies
 from lindt.plan.file import to_dict
 from lindt.plan.metrics import METRICS
 from lindt.protocols import Divergence, RecoveryState
-from lindt.runs.checkpoint import put_aside
-from lindt.runs.files import write_whole
+from lindt.runs.checkpoint import (
+    KEPT,
+    Damaged,
+    natural_number,
+    newest_whole,
+    none_is_whole,
+    put_aside,
+    recovery_from,
+    recovery_table,
+    write_sealed,
+)
+from lindt.runs.files import remove, write_whole
 from lindt.runs.schema import ROUND, record
 from lindt.runs.store import FORMAT, RoundLog, Store
 from lindt.runs.summary import round_line, summarise_rounds
@@ -46,11 +59,140 @@ from lindt.server.recovery import OnDetection
 from lindt.server.scores import Scores, summarise
 from lindt.server.updates import Refusal
 
+MEMORY = ("m_t", "v_t", "momentum_vector", "clipping_norm")  # what Flower's strategies carry from round to round
+
+
+@final
+@dataclass(frozen=True)
+class Saved:
+    """All that a run needs to go on. `line` is the round's line of rounds.jsonl, which may not be written yet."""
+
+    round: int
+    arrays: ArrayRecord
+    memory: dict[str, np.ndarray]
+    recovery: RecoveryState
+    nodes: list[int]  # a node's number is its place here
+    line: dict[str, Any]
+    sampler: Any  # Flower draws nodes with Python's own generator
+    lines: int | None = None  # how many rounds.jsonl has with this one; None where it was not recorded
+
+
+def save(folder: Path, run: str, saved: Saved) -> None:
+    """Write the state after a round, or replace it where the round was saved before."""
+    arrays = list(saved.arrays.items())
+    tensors = {f"array-{i}": _tensor(np.frombuffer(a.data, np.uint8)) for i, (_, a) in enumerate(arrays)}
+    tensors |= {f"memory-{name}": _tensor(value) for name, value in saved.memory.items()}
+    about = {
+        "arrays": [[name, array.dtype, list(array.shape), array.stype] for name, array in arrays],
+        "recovery": recovery_table(saved.recovery),
+        "nodes": [str(node) for node in saved.nodes],  # 64 bits: more than JSON's numbers hold everywhere
+        "line": saved.line,
+        "lines": saved.lines,
+        "sampler": saved.sampler,
+    }
+    write_sealed(folder, run, saved.round, tensors, about)
+    for old in _unsealed_rounds(folder):
+        if old <= saved.round - KEPT:
+            remove(_state(folder, old))
+            _arrays(folder, old).unlink(missing_ok=True)
+
+
+def load_newest(folder: Path, run: str) -> tuple[Saved | None, Damaged]:
+    """The newest state that is whole, None before the first round, and the newer ones that are damaged."""
+    saved, damaged = newest_whole(folder, run, _read)
+    for round in [] if saved else sorted(_unsealed_rounds(folder), reverse=True):
+        try:
+            return _read_unsealed(folder, round), damaged
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            damaged[_state(folder, round)] = f"{_state(folder, round)} is damaged ({error})"
+    if saved is None and damaged:
+        raise none_is_whole(damaged)
+    return saved, damaged
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(values, order="C"))  # a copy: a message's bytes are read-only
+
+
+def _read(tensors: dict[str, Tensor], about: dict[str, Any]) -> Saved:
+    values = {name: tensor.numpy() for name, tensor in tensors.items()}
+    lines = None if about["lines"] is None else natural_number(about["lines"])
+    return _saved(about["round"], values, about["arrays"], about, lines)
+
+
+def _read_unsealed(folder: Path, round: int) -> Saved:
+    """The form of earlier versions."""
+    state = json.loads(_state(folder, round).read_bytes())
+    blob = _arrays(folder, round).read_bytes()
+    head = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
+    return _saved(natural_number(state["round"]), load(blob), json.loads(head["__metadata__"]["order"]), state, None)
+
+
+def _saved(round: int, values: dict[str, np.ndarray], order: Any, state: dict[str, Any], lines: int | None) -> Saved:
+    arrays = ArrayRecord()
+    for index, (name, dtype, shape, stype) in enumerate(order):
+        arrays[name] = Array(dtype, tuple(shape), stype, values[f"array-{index}"].tobytes())
+    memory = {name.removeprefix("memory-"): v for name, v in values.items() if name.startswith("memory-")}
+    version, position, gauss = state["sampler"]
+    sampler = (version, tuple(position), gauss)
+    random.Random().setstate(sampler)  # raises where it is none
+    nodes = [int(node) for node in state["nodes"]]
+    return Saved(round, arrays, memory, recovery_from(state["recovery"]), nodes, dict(state["line"]), sampler, lines)
+
+
+def check_fit(saved: ArrayRecord, initial: ArrayRecord) -> None:
+    """Whether a checkpoint is of this model: a strategy may drop arrays, but not change their shapes."""
+    shared = saved.keys() & initial.keys()
+    if not shared or any(tuple(saved[name].shape) != tuple(initial[name].shape) for name in shared):
+        raise UserError("initial_arrays: the checkpoint in `folder` is of another model; name another folder")
+
+
+def strategy_state(strategy: Strategy) -> dict[str, np.ndarray]:
+    """Moments, momentum and adaptive clipping, of each strategy in the chain, by place and name."""
+    found: dict[str, np.ndarray] = {}
+    for place, link in enumerate(chain(strategy)):
+        for name in MEMORY:
+            value = vars(link).get(name)
+            if isinstance(value, dict):
+                found |= {f"{place}/{name}/dict/{key}": np.asarray(item) for key, item in value.items()}
+            elif isinstance(value, list):
+                found |= {f"{place}/{name}/list/{key:06d}": np.asarray(item) for key, item in enumerate(value)}
+            elif isinstance(value, float):
+                found[f"{place}/{name}/number/"] = np.asarray(value, dtype=np.float64)
+    return found
+
+
+def restore_strategy_state(strategy: Strategy, memory: dict[str, np.ndarray]) -> None:
+    """Give a new strategy what the one before it carried."""
+    links = list(chain(strategy))
+    gathered: dict[tuple[int, str, str], dict[str, np.ndarray]] = {}
+    for key in sorted(memory):
+        at, name, kind, rest = key.split("/", 3)
+        gathered.setdefault((int(at), name, kind), {})[rest] = memory[key]
+    for (place, name, kind), items in gathered.items():
+        if place >= len(links) or name not in vars(links[place]):
+            raise UserError(f"strategy: the checkpoint has {name} of another one; start with the same strategies")
+        value: Any = float(items[""]) if kind == "number" else items if kind == "dict" else list(items.values())
+        setattr(links[place], name, value)
+
+
+def _state(folder: Path, round: int) -> Path:
+    return folder / f"state-{round:06d}.json"
+
+
+def _arrays(folder: Path, round: int) -> Path:
+    return folder / f"arrays-{round:06d}.safetensors"
+
+
+def _unsealed_rounds(folder: Path) -> list[int]:
+    names = [path.stem.removeprefix("state-") for path in folder.glob("state-*.json")]
+    return [int(name) for name in names if name.isdecimal()]
+
 
 @final
 class RunRecorder:
-    def __init__(self, journal: RunFolder | None) -> None:
-        self.journal = journal
+    def __init__(self, folder: RunFolder | None) -> None:
+        self.folder = folder
         self.nodes: list[int] = []  # a node's number is its index here
         self._numbers: dict[int, int] = {}  # the inverse of `nodes`: a search in the list would be O(N) a node
         self.clients = 0  # N: nodes connected when last asked
@@ -58,27 +200,27 @@ class RunRecorder:
         self._known: dict[int, dict[str, Any]] = {}  # what run.json says of a client, by number
         self._saved: Saved | None = None
 
-    def take_up(self, rounds: int, strategy: Strategy, arrays: ArrayRecord, *, own_loop: bool) -> Saved | None:
+    def resume(self, rounds: int, strategy: Strategy, arrays: ArrayRecord, *, own_loop: bool) -> Saved | None:
         """The last checkpoint, with the strategy and the sampler as they were then. `close` gives the folder free."""
-        if self.journal is None:
+        if self.folder is None:
             return None
-        self.journal.lock(own_loop=own_loop)
+        self.folder.lock(own_loop=own_loop)
         try:
-            return self._load(self.journal, rounds, strategy, arrays)
+            return self._load(self.folder, rounds, strategy, arrays)
         except BaseException:
-            self.journal.close()
+            self.folder.close()
             raise
 
-    def _load(self, journal: RunFolder, rounds: int, strategy: Strategy, arrays: ArrayRecord) -> Saved | None:
-        saved, damaged = load_newest(journal.checkpoint, journal.run)
+    def _load(self, folder: RunFolder, rounds: int, strategy: Strategy, arrays: ArrayRecord) -> Saved | None:
+        saved, damaged = load_newest(folder.checkpoint, folder.run)
         if saved:  # before anything is written: a start that is refused changes nothing
             check_fit(saved.arrays, arrays)
-            remind(strategy, saved.memory)
+            restore_strategy_state(strategy, saved.memory)
         done, count, pending = (saved.round, saved.lines, saved.line) if saved else (0, 0, None)
-        journal.open(rounds, done, count, pending)
+        folder.open(rounds, done, count, pending)
         for text in put_aside(damaged, saved.round) if saved else ():
             log_message(text, warn=True)
-        self._known = {one["client"]: one for one in journal.about["clients"]}
+        self._known = {one["client"]: one for one in folder.about["clients"]}
         if saved:
             self.nodes, self._saved = list(saved.nodes), saved
             self._numbers = {node: number for number, node in enumerate(self.nodes)}
@@ -95,14 +237,14 @@ class RunRecorder:
     def ask(self, round: int, asked: list[int], connected: list[int]) -> None:
         for node in sorted(connected):
             self.number(node)
-        if self.journal is not None:
-            self.journal.flush()
+        if self.folder is not None:
+            self.folder.flush()
         self.clients, self._asked = len(connected), sorted(self.number(node) for node in asked)
 
     def played(
         self,
         round: int,
-        sifted: ValidReplies,
+        valid: ValidReplies,
         seen: Divergence | None,
         recovering: bool,
         state: RecoveryState,
@@ -110,28 +252,28 @@ class RunRecorder:
         strategy: Strategy,
     ) -> None:
         """After the aggregate: from here on the round is not lost."""
-        refused = {self.number(node): reason for node, reason in sifted.refused.items()}
+        refused = {self.number(node): reason for node, reason in valid.refused.items()}
         result = RoundResult(
             round=round,
             asked=tuple(self._asked),
-            answered=tuple(sorted(self.number(node) for node in sifted.nodes)),
+            answered=tuple(sorted(self.number(node) for node in valid.nodes)),
             refused=tuple(Refusal(client, reason) for client, reason in sorted(refused.items())),
             seen=seen,
             recovering=recovering,
             recovery=state,
             scores=None,
         )
-        for node, size in zip(sifted.nodes, sifted.sizes_K, strict=True):
+        for node, size in zip(valid.nodes, valid.sizes_K, strict=True):
             self._know(self.number(node), train=int(size))
-        if self.journal is None:
+        if self.folder is None:
             return
-        memory = remembered(strategy)
-        self.journal.flush()
-        count, line = self.journal.lines + 1, round_line(result)
+        memory = strategy_state(strategy)
+        self.folder.flush()
+        count, line = self.folder.lines + 1, round_line(result)
         self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, random.getstate(), count)
-        save(self.journal.checkpoint, self.journal.run, self._saved)
-        self._tell_clients(self.journal)
-        self.journal.played(line)
+        save(self.folder.checkpoint, self.folder.run, self._saved)
+        self._tell_clients(self.folder)
+        self.folder.played(line)
 
     def scored(self, round: int, reports: dict[int, ClientReport]) -> Scores | None:
         """After the evaluation: the round's line is whole."""
@@ -144,26 +286,26 @@ class RunRecorder:
             for node, report in reports.items():
                 self._know(self.number(node), test=report.samples, name=report.client)
             self._tell(round, scores)
-        if self.journal is None or self._saved is None or self._saved.round != round:
+        if self.folder is None or self._saved is None or self._saved.round != round:
             return scores
         line = self._saved.line | {"scores": record(scores, ROUND["scores"])}
-        self._tell_clients(self.journal, all(report.percent for report in reports.values()) if reports else None)
-        self.journal.scored(line)
+        self._tell_clients(self.folder, all(report.percent for report in reports.values()) if reports else None)
+        self.folder.scored(line)
         self._saved = replace(self._saved, line=line, sampler=random.getstate())
-        save(self.journal.checkpoint, self.journal.run, self._saved)
+        save(self.folder.checkpoint, self.folder.run, self._saved)
         return scores
 
     def finish(self) -> None:
-        if self.journal is not None:
-            self.journal.finish()
+        if self.folder is not None:
+            self.folder.finish()
 
     def close(self) -> None:
-        if self.journal is not None:
-            self.journal.close()
+        if self.folder is not None:
+            self.folder.close()
 
-    def _tell_clients(self, journal: RunFolder, percent: bool | None = None) -> None:
-        percent = bool(journal.about["metric_in_percent"]) if percent is None else percent
-        journal.know([self._known[client] for client in sorted(self._known)], percent)
+    def _tell_clients(self, folder: RunFolder, percent: bool | None = None) -> None:
+        percent = bool(folder.about["metric_in_percent"]) if percent is None else percent
+        folder.know([self._known[client] for client in sorted(self._known)], percent)
 
     def _know(self, client: int, **found: Any) -> None:
         nothing = {"client": client, "train": 0, "test": 0, "attacker": False, "labels": {}}
@@ -180,8 +322,6 @@ class RunRecorder:
 
 
 TASK = "a Flower app"
-
-
 # Loops of the user's own have no end that the detector sees. A new one on the same folder ends the one before.
 _OWN_LOOPS: Final[WeakValueDictionary[Path, RunFolder]] = WeakValueDictionary()
 

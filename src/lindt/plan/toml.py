@@ -10,18 +10,10 @@ import tomllib
 from typing import Any, Final
 
 MOST_CHARACTERS: Final = 2 << 20  # the weights of 100,000 clients
-
-
 MOST_PARTS: Final = 32  # of a dotted key
-
-
 DEEPEST: Final = 64  # tables in tables; a plan's reach to 5
-
-
 # Bare or quoted parts, each with the dot after it. Possessive, and begun only where a part can begin: linear.
 _PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
-
-
 _LONG_KEY: Final = re.compile(rf"(?<![A-Za-z0-9_\\-])(?:{_PART}){{{MOST_PARTS}}}")
 
 

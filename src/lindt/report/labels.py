@@ -20,14 +20,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 from numpy.typing import NDArray
 
 BENIGN, ATTACKER = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermillion: apart for every eye
-
-
 FONT, SMALL = 8.0, 6.0  # points
-
-
 POINTS = 72.0  # an inch
-
-
 MOST_BARS = 1000
 
 

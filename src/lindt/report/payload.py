@@ -42,19 +42,13 @@ PAGE_SCORES: dict[str, Any] = SCORES | {
     "clear": TEXT,
     "notes": MapOf(NUMBER),
 }
-
-
 # Of what the server measures, the page draws what a detector may watch.
 NOT_SHOWN = {"quiet", *DIVERGENCE} - {*STATISTICS}
-
-
 PAGE_ROUND: dict[str, Any] = {
     **{name: shape for name, shape in ROUND.items() if name not in NOT_SHOWN},
     "seconds": Nullable(NUMBER),
     "scores": Nullable(PAGE_SCORES),
 }
-
-
 PAGE_SUMMARY: dict[str, Any] = {name: SUMMARY[name] for name in ("scored_rounds", *SCORES, "counted_clients")}
 
 

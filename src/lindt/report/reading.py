@@ -23,11 +23,7 @@ from lindt.plan.toml import read_toml
 from lindt.runs.schema import ABOUT, ROUND, STATISTICS, SUMMARY, TIMING, parsed
 
 State = Literal["running", "ended", "crashed"]
-
-
 DEEPEST = 4  # folders of runs inside folders of runs: runs/compared/lindt is two
-
-
 MOST_FOLDERS = 20_000  # looked into when runs are searched for
 
 
@@ -179,11 +175,7 @@ def check_file(out: Path) -> None:
 
 
 WHOLE_FILE = 8 * 2**20  # plan.toml, run.json, summary.json: kilobytes in truth
-
-
 LONGEST_LINE = 8 * 2**20  # a scored round of 10,000 clients takes about 1.5 MB
-
-
 LONGEST_FILE = 2**28  # 500 rounds of 100 clients, each round scored, take 7 MB
 
 
@@ -270,8 +262,6 @@ LEARNS = {
     "apfl": "APFL",
     "separate": "Separate",
 }
-
-
 JOINS = {"trimmed_mean": "trimmed mean", "median": "median", "weighted_mean": "weighted mean"}
 
 

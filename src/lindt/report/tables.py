@@ -64,11 +64,7 @@ def cells(summary: Mapping[str, Any]) -> list[str]:
 
 # A round's fields that are columns; of a list (asked, answered, refused) its length.
 ROUND_FIELDS = {name: shape for name, shape in ROUND.items() if name not in ("quiet", "scores")}
-
-
 CLIENT_FIELDS = {name: shape for name, shape in CLIENT_SCORE.items() if name not in ("client", "samples")}
-
-
 # Each column by name and type; Parquet keeps the types where a column has no value at all.
 ROUND_COLUMNS: dict[str, type] = {
     "run": str,
@@ -78,8 +74,6 @@ ROUND_COLUMNS: dict[str, type] = {
     "seconds": float,
     **{name: kind(shape) for name, shape in SCORES.items()},
 }
-
-
 CLIENT_COLUMNS: dict[str, type] = {
     "run": str, "name": str, "seed": int, "round": int, "client": int, "attacker": bool, "train": int, "test": int,
     "classes": int, "answered": bool, "recovering": bool,

@@ -12,22 +12,16 @@ from lindt.report.payload import PAGE_ROUND, PAGE_SCORES, PAGE_SUMMARY
 from lindt.runs.schema import FLAG, NUMBER, REFUSAL, STATISTICS, TEXT, WHOLE, MapOf, Nullable
 
 TARGET = Path(__file__).parent / "page" / "src" / "schema.ts"
-
-
 HEAD = """\
 // Written by lindt/report/typescript.py from lindt/runs/schema.py: change the fields there, then run `make page`.
 // Rates and gains are fractions.
 """
-
-
 INTERFACES: dict[str, dict[str, Any]] = {
     "Refusal": REFUSAL,
     "Scores": PAGE_SCORES,
     "Round": PAGE_ROUND,
     "Summary": PAGE_SUMMARY,
 }
-
-
 SCALARS: dict[type, str] = {NUMBER: "number", WHOLE: "number", TEXT: "string", FLAG: "boolean"}
 
 

@@ -4,7 +4,7 @@ Each is sealed with a checksum. One that does not add up is put aside and the on
 costs a round that is played again to the same numbers.
 
 `write_sealed` and `newest_whole` keep any state; `save_checkpoint` and `load_checkpoint` keep a RunState. The Flower
-detector keeps its own state with the first two (flower/checkpoint.py).
+detector keeps its own state with the first two (flower/recorder.py).
 """
 
 from __future__ import annotations
@@ -24,14 +24,8 @@ from lindt.runs.sealed import seal, unseal
 from lindt.server.federation import RunState
 
 KEPT: Final = 2
-
-
 FORMAT: Final = 2  # of a checkpoint; 1 had no checksum
-
-
 T = TypeVar("T")
-
-
 PrivateRounds = dict[int, int]  # the round of each client's newest v_i
 
 

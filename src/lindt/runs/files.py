@@ -21,8 +21,6 @@ STEPS: Final = (
     "before append", "appended", "append synced",  # a file that grows
     "before removal", "removed",
 )  # fmt: skip
-
-
 watch: Callable[[str, Path], None] | None = None
 
 

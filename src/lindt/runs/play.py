@@ -90,7 +90,7 @@ def run_plan(
     engine: str = "auto",
     device: str = "cpu",
     cache: Path | None = None,
-    carry: Callable[[Plan, Problem], ClosableEngine] | None = None,
+    make_engine: Callable[[Plan, Problem], ClosableEngine] | None = None,
     secret: bool = False,
 ) -> Iterator[Event]:
     """Run a plan into a folder; with `resume` go on where it stopped. `plan` None means the folder's own.
@@ -104,9 +104,9 @@ def run_plan(
         return
     store, plan, problem = opened.store, opened.plan, opened.problem
     with store.locked():
-        carrier = (
-            carry(plan, problem)
-            if carry
+        engine_ = (
+            make_engine(plan, problem)
+            if make_engine
             else choose_engine(
                 engine, plan, problem, task=task, run=store.run, folder=store.private, cache=cache, device=device
             )
@@ -118,19 +118,19 @@ def run_plan(
             if saved and saved.w.shape != state.w.shape:
                 raise UserError(f"{folder}: its checkpoint has {len(saved.w)} weights, the model {len(state.w)}")
             state = saved or state
-            carrier.forget_after(state.round)
+            engine_.forget_after(state.round)
             yield RunStarted(store, plan, len(problem.data), state.round)
             counted = len(counted_clients(plan, range(len(problem.data))))
-            for client in train_privately(plan, problem, carrier, state):
+            for client in train_privately(plan, problem, engine_, state):
                 yield PrivateModelTrained(client, counted)
             clock = time.perf_counter()
-            for after, result in play_rounds(state, plan, problem, carrier):
+            for after, result in play_rounds(state, plan, problem, engine_):
                 now = time.perf_counter()
                 line = store.append(after, result, now - clock)
                 clock = now
                 yield RoundPlayed(result, line)
         finally:
-            carrier.close()
+            engine_.close()
         summary = summarise_run(plan, store.rounds(), problem, state.buffers.floats_F.numel() > 0)
         store.finish(summary)
     yield RunEnded(store, summary)

@@ -36,8 +36,6 @@ def kind(shape: Any) -> Any:
 
 
 NUMBER, WHOLE, TEXT, FLAG = float, int, str, bool
-
-
 # The numbers of a scored round, by the names that they have in `server.scores.Scores`. To add one, compute it there and
 # name it here: lines, summaries, tables, trackers, Flower's metrics and the page follow. A NUMBER is averaged in the
 # summary, a WHOLE is that of the last scored round. A new one is Nullable: earlier runs do not have it.
@@ -53,8 +51,6 @@ SCORES: dict[str, Any] = {
     "clearly_harmed": Nullable(WHOLE),
     "ties": Nullable(WHOLE),
 }
-
-
 # One client in a scored round: `server.scores.ClientScore`.
 CLIENT_SCORE: dict[str, Any] = {
     "client": WHOLE,
@@ -64,20 +60,12 @@ CLIENT_SCORE: dict[str, Any] = {
     "beta": Nullable(NUMBER),
     "clear": FLAG,
 }
-
-
 # What the server measures in a round: `protocols.Divergence`. Missing where no valid update came back.
 DIVERGENCE: dict[str, Any] = {
     name: Nullable(NUMBER) for name in ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")
 }
-
-
 STATISTICS = ("delta", "clean", "spread", "median")  # of DIVERGENCE, those that a detector may watch
-
-
 REFUSAL = {"client": WHOLE, "reason": TEXT}
-
-
 # A line of rounds.jsonl: the fields of a RoundResult, of its Divergence and of its RecoveryState, whose `on` is `flag`.
 ROUND: dict[str, Any] = {
     "round": WHOLE,
@@ -92,11 +80,7 @@ ROUND: dict[str, Any] = {
     "detections": WHOLE,
     "scores": Nullable(SCORES | {"clients": [CLIENT_SCORE], "notes": MapOf(NUMBER)}),
 }
-
-
 TIMING = {"round": WHOLE, "seconds": NUMBER}
-
-
 ABOUT = {
     "run": TEXT,
     "name": TEXT,
@@ -106,8 +90,6 @@ ABOUT = {
     "clients": [{"client": WHOLE, "train": WHOLE, "test": WHOLE, "attacker": FLAG, "labels": MapOf(WHOLE)}],
     "versions": Nullable(MapOf(TEXT)),
 }
-
-
 SUMMARY: dict[str, Any] = {
     "rounds": WHOLE,
     "scored_rounds": WHOLE,

@@ -17,8 +17,6 @@ from safetensors.torch import load
 from torch import Tensor
 
 SEAL: Final = "sealed"  # the one word of the file's metadata
-
-
 DTYPES: Final = {  # by the names that safetensors gives them
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",

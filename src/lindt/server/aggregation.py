@@ -21,8 +21,6 @@ from lindt.protocols import Aggregator
 from lindt.registry import register, register_method
 
 AT_A_TIME: Final = 2**20  # values that are sorted at a time: sorting holds 12 bytes for each beside the K x P
-
-
 NARROWEST, BLOCK = 1024, 64  # coordinates
 
 

@@ -29,11 +29,7 @@ from lindt.plan.metrics import Accuracy, MacroF1
 from lindt.protocols import Buffers, ClientTally, Metric, Reply
 
 LONGEST: Final = 1e18  # of an update: the squared distance of two such is still a float32
-
-
 MOST_SAMPLES: Final = 2**40
-
-
 MOST_COUNT: Final = 2**53  # of an integer in a buffer: a client that counts on from there does not overflow
 
 

@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any, final
 
 TAG = "lindt.run"
-
-
 MOST_VALUES = 500  # MLflow takes up to 1,000 metrics and 100 parameters in one call
-
-
 MOST_PARAMETERS = 100
 
 

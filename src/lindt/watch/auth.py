@@ -22,17 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lindt.errors import UserError
 
 SHORTEST_TOKEN = 16
-
-
 LONGEST_HEAD = 16_384  # address and headers together
-
-
 LONGEST_FORM = 4096
-
-
 GUESSING = 1.0  # seconds before a wrong token is told so
-
-
 ASKING = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>lindt</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,"></head>

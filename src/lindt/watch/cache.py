@@ -16,14 +16,8 @@ from lindt.report.reading import Run
 from lindt.watch.index import RunIndex
 
 T = TypeVar("T")
-
-
 LOOK_EVERY = 0.5  # seconds
-
-
 LIST_EVERY = 2.0
-
-
 FORGET = 60.0  # a look that nobody asked for again
 
 
@@ -51,8 +45,8 @@ class Snapshot:
 class SnapshotCache:
     """For one event loop. The files are read in other threads."""
 
-    def __init__(self, shelf: RunIndex) -> None:
-        self.shelf = shelf
+    def __init__(self, index: RunIndex) -> None:
+        self.index = index
         self._kept: dict[str, tuple[float, asyncio.Future[Snapshot]]] = {}
         self._list: tuple[float, asyncio.Future[str]] | None = None
 
@@ -62,39 +56,39 @@ class SnapshotCache:
         if kept is None or now - kept[0] >= LOOK_EVERY:
             self._kept = {name: one for name, one in self._kept.items() if now - one[0] < FORGET}
             kept = self._kept[id] = now, aside(lambda: self._look(id))
-        look = await asyncio.shield(kept[1])  # whoever leaves takes the answer from nobody else
-        if look.run is None:
+        snapshot = await asyncio.shield(kept[1])  # whoever leaves takes the answer from nobody else
+        if snapshot.run is None:
             self._kept.pop(id, None)  # visitors may ask for any name
-        return look
+        return snapshot
 
-    async def more(self, id: str, look: Snapshot, have: int) -> More:
-        if have not in look.told:
-            look.told[have] = aside(lambda: _more(id, look, have))
-        return await asyncio.shield(look.told[have])
+    async def more(self, id: str, snapshot: Snapshot, have: int) -> More:
+        if have not in snapshot.told:
+            snapshot.told[have] = aside(lambda: _more(id, snapshot, have))
+        return await asyncio.shield(snapshot.told[have])
 
     async def listed(self) -> str:
         """The event with every run in a row."""
         now = asyncio.get_running_loop().time()
         if self._list is None or now - self._list[0] >= LIST_EVERY:
-            self._list = now, aside(lambda: event("runs", self.shelf.briefs()))
+            self._list = now, aside(lambda: event("runs", self.index.run_rows()))
         return await asyncio.shield(self._list[1])
 
     def _look(self, id: str) -> Snapshot:
         try:
-            run = self.shelf.run(id)
+            run = self.index.run(id)
         except UserError:
             return Snapshot(None)
-        return Snapshot(run, self.shelf.spent(id, run))
+        return Snapshot(run, self.index.spent(id, run))
 
 
 def aside(function: Callable[[], T]) -> asyncio.Future[T]:
     return asyncio.ensure_future(to_thread.run_sync(function))
 
 
-def _more(id: str, look: Snapshot, have: int) -> More:
-    assert look.run is not None
-    assert look.spent is not None
-    found = progress(look.run, id, look.spent, have)
+def _more(id: str, snapshot: Snapshot, have: int) -> More:
+    assert snapshot.run is not None
+    assert snapshot.spent is not None
+    found = progress(snapshot.run, id, snapshot.spent, have)
     rest = json.dumps({name: value for name, value in found.items() if name != "rounds"})
     return More(event("more", found), rest, bool(found["rounds"]))
 

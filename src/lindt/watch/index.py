@@ -16,8 +16,6 @@ from lindt.report.terminal import run_row
 from lindt.report.verdict import plain, verdict
 
 OPEN_RUNS = 32  # kept in memory with all their rounds
-
-
 BUDGET_EVERY = 10  # rounds: the budget of a run that goes on is computed anew
 
 
@@ -84,7 +82,7 @@ class RunIndex:
         finally:
             self._computing.release()
 
-    def briefs(self) -> list[dict[str, Any]]:
+    def run_rows(self) -> list[dict[str, Any]]:
         """A row for every run; one that has not changed is not read again."""
         rows = []
         for folder in find_runs(self.root):

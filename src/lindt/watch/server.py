@@ -34,14 +34,8 @@ from lindt.watch.index import RunIndex
 from lindt.watch.timeouts import TimeoutProtocol
 
 LIST_LOOKS = round(LIST_EVERY / LOOK_EVERY)
-
-
 UNHURRIED = 25  # streams that hear every half second
-
-
 MOST_FOLLOWED = 24  # runs in one stream
-
-
 MOST_CONNECTIONS = 512  # and no more tasks than that; a thousand files is what a process may open
 
 
@@ -49,8 +43,8 @@ MOST_CONNECTIONS = 512  # and no more tasks than that; a thousand files is what 
 class Site:
     """What the routes share."""
 
-    def __init__(self, shelf: RunIndex) -> None:
-        self.shelf, self.looks, self.page = shelf, SnapshotCache(shelf), empty_page()
+    def __init__(self, index: RunIndex) -> None:
+        self.index, self.snapshots, self.page = index, SnapshotCache(index), empty_page()
         self.closing = False
         self.streams = 0  # that are open now
 
@@ -58,23 +52,23 @@ class Site:
         return HTMLResponse(self.page)
 
     async def list_runs(self, _: Request) -> Response:
-        return JSONResponse(await to_thread.run_sync(self.shelf.briefs))
+        return JSONResponse(await to_thread.run_sync(self.index.run_rows))
 
     async def show_run(self, request: Request) -> Response:
         id = request.query_params.get("id", "")
         try:
             return JSONResponse(await to_thread.run_sync(self._whole, id))
         except UserError as error:
-            return PlainTextResponse(self.shelf.told(error), 404)
+            return PlainTextResponse(self.index.told(error), 404)
 
     def _whole(self, id: str) -> dict[str, Any]:
-        run = self.shelf.run(id)
-        return {**whole_run(run, id, self.shelf.spent(id, run)), "command": self._repeat(id, run.about)}
+        run = self.index.run(id)
+        return {**whole_run(run, id, self.index.spent(id, run)), "command": self._repeat(id, run.about)}
 
     def _repeat(self, id: str, about: dict[str, Any]) -> str:
         from lindt.report.reading import repeat_command
 
-        return repeat_command(str(self.shelf.folder(id) / "plan.toml"), about.get("task"))
+        return repeat_command(str(self.index.folder(id) / "plan.toml"), about.get("task"))
 
     async def stream(self, request: Request) -> Response:
         ids, have = request.query_params.getlist("id"), request.query_params.getlist("have")
@@ -82,30 +76,30 @@ class Site:
             return PlainTextResponse(f"give id and have in pairs, at most {MOST_FOLLOWED}", 400)
         followed = []
         for id, n in zip(ids, have, strict=True):
-            run = (await self.looks.at(id)).run
+            run = (await self.snapshots.at(id)).run
             if run is None:
                 return PlainTextResponse(f"there is no run {in_short(id)} here that can be read", 404)
-            followed.append(Followed(self.looks, id, int(n), run.anew))
+            followed.append(Followed(self.snapshots, id, int(n), run.anew))
         if request.method == "HEAD":  # its answer ends here, a stream would not
             return Response(media_type="text/event-stream")
         return StreamingResponse(self._events(followed), media_type="text/event-stream")
 
     async def _events(self, followed: list[Followed]) -> AsyncIterator[str]:
-        listed, looks = "", 0
+        listed, snapshots = "", 0
         self.streams += 1
         try:
             while not self.closing:
-                if not followed and looks % LIST_LOOKS == 0:
-                    rows = await self.looks.listed()
+                if not followed and snapshots % LIST_LOOKS == 0:
+                    rows = await self.snapshots.listed()
                     if rows != listed:
                         yield rows
                     listed = rows
                 for one in followed:
-                    if news := await one.news():
-                        yield news
-                if looks % 20 == 0:
+                    if changes := await one.changes():
+                        yield changes
+                if snapshots % 20 == 0:
                     yield ": still here\n\n"  # an answer at once, and no idle line for a proxy to cut
-                looks += 1
+                snapshots += 1
                 # With more pages each hears less often: all together take no more of the machine.
                 await asyncio.sleep(LOOK_EVERY * max(1.0, self.streams / UNHURRIED))
         finally:
@@ -116,23 +110,23 @@ class Site:
 class Followed:
     """A run that one page follows, and how much of it the page has."""
 
-    def __init__(self, looks: SnapshotCache, id: str, have: int, anew: int) -> None:
-        self.looks, self.id, self.have, self.anew = looks, id, have, anew
+    def __init__(self, snapshots: SnapshotCache, id: str, have: int, anew: int) -> None:
+        self.snapshots, self.id, self.have, self.anew = snapshots, id, have, anew
         self.run: Run | None = None  # as it was last told, with its budget
         self.spent: PrivacySpent | None = None
         self.rest = ""
 
-    async def news(self) -> str:
+    async def changes(self) -> str:
         """An event, or nothing."""
-        look = await self.looks.at(self.id)
-        run = look.run
-        if run is None or (run is self.run and look.spent == self.spent):
+        snapshot = await self.snapshots.at(self.id)
+        run = snapshot.run
+        if run is None or (run is self.run and snapshot.spent == self.spent):
             return ""  # taken away, and it may come back; or nothing new
         if run.anew != self.anew or len(run.rounds) < self.have:
             self.anew, self.have, self.run, self.rest = run.anew, len(run.rounds), None, ""
             return event("anew", {"id": self.id})
-        more = await self.looks.more(self.id, look, self.have)
-        self.run, self.spent, old = run, look.spent, self.rest
+        more = await self.snapshots.more(self.id, snapshot, self.have)
+        self.run, self.spent, old = run, snapshot.spent, self.rest
         self.have, self.rest = len(run.rounds), more.rest
         return more.event if more.has_rounds or more.rest != old else ""
 

@@ -22,11 +22,7 @@ from lindt_experiments.claims.judging import VERDICTS, Claim, Results, Verdict
 from lindt_experiments.results.outcomes import SCALES, Outcome
 
 CLAIMS: tuple[Claim, ...] = (*tables.claims(), *figures.claims())
-
-
 COLOURS: dict[Verdict, str] = {"holds": "green", "fails": "red", "undecided": "yellow", "not run": "dim"}
-
-
 RULES = (
     "Differences are paired by seed, in points of accuracy unless said otherwise, with 95% t intervals over the seeds. "
     "A gap under 2 points needs 3 seeds to be called; undecided means that the interval contains zero."

@@ -11,14 +11,8 @@ from lindt_experiments.claims.judging import Seen
 from lindt_experiments.results.outcomes import Outcome
 
 MOST = 0.9  # of the rounds looked at: Delta is a noisy number
-
-
 VISIBLE = 0.2  # a change of Delta under a fifth is none that one sees
-
-
 LIFTED = 0.7  # of the rounds: when the attacks end
-
-
 TWO_WORLDS = {"cifar": ("nfl-long", "normal-long"), "shake": ("nfl", "normal")}  # whose Delta is compared
 
 

@@ -21,8 +21,6 @@ from lindt_experiments.claims.series import NAMES, Around, Roughness, Score, Set
 from lindt_experiments.tables.titles import TASK_TITLES
 
 FIGURES = {"cifar": ("Fig. 3a", "figure3"), "shake": ("Fig. 6", "figure6")}
-
-
 A_TENTH = 10.0  # percent of the rounds: one seed may call no smaller difference in when a curve settles
 
 

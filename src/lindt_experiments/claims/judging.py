@@ -18,17 +18,9 @@ from typing import Literal, Protocol, final
 from lindt_experiments.results.outcomes import Outcome, find
 
 Verdict = Literal["holds", "fails", "undecided", "not run"]
-
-
 VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not run")
-
-
 Cell = tuple[str, str, str]  # task, world, method
-
-
 SMALL = 2.0  # points: a smaller gap needs ENOUGH seeds
-
-
 ENOUGH = 3
 
 

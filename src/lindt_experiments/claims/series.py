@@ -17,11 +17,7 @@ NAMES = METHOD_TITLES | {
     "runtime-once": "everyone once",
     "runtime-quiet": "until quiet",
 }
-
-
 Metric = Literal["central", "local", "beta"]
-
-
 SETTLED = 2.0  # points around the end
 
 

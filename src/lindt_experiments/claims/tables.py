@@ -11,14 +11,8 @@ from lindt_experiments.tables.paper import TABLES
 from lindt_experiments.tables.titles import STARRED, TASK_TITLES, WORLD_TITLES
 
 SUFFER, MEND = ("fedavg", "fedprox", "trimmed-mean"), ("fb", "apfl", "lindt")
-
-
 METRICS: tuple[Metric, ...] = ("central", "local")
-
-
 EARLIER = ("fedprox", "trimmed-mean", "fb", "apfl")
-
-
 # The tables of Sec. 5.2 and of the appendix, and what each varies.
 SWEEPS = {
     "cifar": {"allocation": 4, "active ratio": 5, "share of attackers": 6, "sigma": 7},

@@ -23,8 +23,6 @@ ROWS: dict[str, tuple[tuple[str, ...], ...]] = {
     "6": (("6a", "6b"),),
     "7": (("7a",), ("7b", "7c")),
 }
-
-
 TITLES = {
     "1": "traces of four clients' updates: normal FL and four negative effects",
     "3": "detection of NFL and recovery",
@@ -34,8 +32,6 @@ TITLES = {
     "8": "Δ where the attacks end",
     "9": "recovery where the attacks end",
 }
-
-
 METADATA = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 

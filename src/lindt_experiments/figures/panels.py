@@ -32,8 +32,6 @@ from lindt_experiments.figures.style import (
 from lindt_experiments.results.outcomes import Outcome
 
 Found = Mapping[Cell, Sequence[Outcome]]
-
-
 UNITS = {"delta": "Δ (Euclidean distance of weights)", "local": "local accuracy (%)"}
 
 
@@ -84,20 +82,10 @@ def _cell(task: str, world: str, method: str) -> Cell:
 
 
 FEDAVG = Line("FedAvg", PINK)
-
-
 ALL_TIME = Line("LINDT, all the time", BLUE, "-.")
-
-
 PERSISTS = Line("LINDT, persisting", ORANGE)
-
-
 ONCE = Line("LINDT, everyone once", GREEN, "--")
-
-
 QUIET = Line("LINDT, until quiet", GREEN, "--")
-
-
 NFL, NORMAL = Line("NFL", PINK), Line("normal FL", BLUE, "--")
 
 
@@ -117,11 +105,7 @@ def _process(title: str, method: str) -> Panel:
 
 
 _PERSISTS, _ONCE = _cell("cifar", "nfl-long", "runtime"), _cell("cifar", "nfl-long", "runtime-once")
-
-
 _LIFTED = {m: _cell("cifar", "lifted", m) for m in ("fedavg", "lindt", "runtime", "runtime-quiet")}
-
-
 PANELS: dict[str, Panel] = {
     "3a": _two_worlds("(a) CIFAR: Δ", "cifar"),
     "3b": Panel(

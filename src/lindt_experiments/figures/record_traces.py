@@ -37,8 +37,6 @@ from lindt_experiments.queue.gather import Origin
 from lindt_experiments.results.traces import PANELS, LocalUpdate, Point, Traces, keep, load, path_of
 
 CLIENTS, ROUNDS = 4, 4
-
-
 SIGMA = {"smoke": 0.01, "cpu": 0.01, "paper": 0.003}  # so that the noise's norm is about a step's
 
 

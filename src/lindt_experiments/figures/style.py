@@ -16,17 +16,9 @@ from lindt_experiments.results.outcomes import Outcome
 
 # Okabe and Ito's palette. Where the paper names a colour, its nearest: pink NFL, green first rule, orange second.
 PINK, GREEN, ORANGE, BLUE, GREY = "#CC79A7", "#009E73", "#E69F00", "#0072B2", "#7A7A7A"
-
-
 VERMILION = "#D55E00"
-
-
 FONT = 8.0  # points
-
-
 WIDTH, HEIGHT = 3.4, 2.9  # inches of a panel
-
-
 Curve = Mapping[int, float]  # round to value
 
 
@@ -72,11 +64,7 @@ class Event:
 
 
 DETECTED = Event("NFL detected", "black", (0, (1, 1.5)), "^")
-
-
 STOPPED = Event("recovery stops", GREEN, (0, (5, 2)), "s")
-
-
 LIFTED = Event("attacks end", VERMILION, (0, (5, 2, 1, 2)), "X")
 
 

@@ -45,12 +45,8 @@ def _figure(number: int, title: str, task: str, runs: dict[str, tuple[str, ...]]
 
 
 RECOVERIES = ("fedavg", "runtime", "runtime-once", "lindt")
-
-
 # The worlds whose private models the paper's tables imply an accuracy for.
 ALONE_IN = {"cifar": ("nfl", "classes-10", "classes-5", "classes-2", "iid", "normal"), "shake": ("nfl", "balanced")}
-
-
 _ALL = (
     _table(3, "comparison with previous methods, in NFL and in normal FL"),
     _table(4, "CIFAR: varying the data allocation"),
@@ -84,8 +80,6 @@ _ALL = (
         tuple(Cell(task, world, method) for task, worlds in ALONE_IN.items() for world in worlds for method in ALONE),
     ),
 )
-
-
 EXHIBITS: dict[str, Exhibit] = {exhibit.name: exhibit for exhibit in _ALL}
 
 

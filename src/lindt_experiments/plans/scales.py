@@ -19,8 +19,6 @@ from lindt_experiments.plans.worlds import LONG, check_world, in_world, one_name
 from lindt_experiments.results.outcomes import SCALES
 
 LENGTH = {"cifar": 500, "shake": 100}  # the paper's rounds, over which the rate's decay is 0.992 a round
-
-
 DECAY = 0.992
 
 
@@ -186,8 +184,6 @@ PICTURES = {
     "generated-pictures": "generated pictures: this only shows that all works",
     "generated-text": "generated text: this only shows that all works",
 }
-
-
 CLASSES = {"cifar": 10, "shake": 80}
 
 

@@ -18,20 +18,10 @@ from lindt.server.aggregation import TrimmedMean
 from lindt.server.recovery import EveryoneTreated, OnDetection, Persist, QuietRounds
 
 FINE_TUNING = {"cifar": FineTuneHead(rate=0.001, epochs=200), "shake": FineTuneHead(rate=0.01, epochs=40)}
-
-
 LINDT = METHODS["lindt"]
-
-
 POSITIONS: tuple[Position, ...] = ("after", "before")
-
-
 SCORES: tuple[Scale, ...] = ("paper", "sqrt_d", "cosine")
-
-
 FIRSTS: tuple[Initial, ...] = ("copy", "random")
-
-
 # Attach position x scale of the score x first v. The default of all three is LINDT itself.
 ABLATIONS: dict[str, Method] = {
     f"dual-{position}-{scale}-{first}": replace(LINDT, adaptation=dual)
@@ -41,18 +31,10 @@ ABLATIONS: dict[str, Method] = {
     "dual-head": replace(LINDT, adaptation=Dual(trains="head")),  # only the head of v trains
     "separate": replace(LINDT, adaptation=Separate()),  # v alone, no attaching
 }
-
-
 # The private models alone, under the rule's own number of epochs, half and twice of it; FedAvg plays one round.
 ALONE = {"alone-x0.5": 0.5, "alone-x1": 1.0, "alone-x2": 2.0}
-
-
 PAPERS = ("fedavg", "fedprox", "trimmed-mean", "fb", "apfl", "lindt", "lindt-tm")
-
-
 OURS = ("lindt-before",)  # the best of the ablation on CIFAR / NFL, seed 0: a row of its own in table 3
-
-
 NAMES = (*PAPERS, *OURS, "runtime", "runtime-once", "runtime-quiet", *ABLATIONS, *ALONE)
 
 

@@ -12,8 +12,6 @@ from lindt.errors import UserError
 from lindt.plan.plan import Plan
 
 TASKS = ("cifar", "shake")
-
-
 WORLDS: dict[str, tuple[str, ...]] = {
     "cifar": (
         "nfl",  # Tables 2 and 9: Mixed, 10% active, 20% attackers, sigma = 0.001
@@ -34,11 +32,7 @@ WORLDS: dict[str, tuple[str, ...]] = {
         *("sigma-0.003", "sigma-0.005", "sigma-0.007", "sigma-0.01"),  # Table 13
     ),
 }
-
-
 LIFTED = 0.7  # of the rounds: the paper's round 350 of 500
-
-
 # Where recovery begins after half of the rounds and ends before the last: a short run has no room for it.
 LONG = ("nfl-long", "normal-long", "lifted")
 

@@ -18,8 +18,6 @@ from lindt_experiments.plans.scales import reduced, size_of
 from lindt_experiments.results.outcomes import Outcome
 
 MEANS = ("central", "local", "beta", "private", "worst_tenth", "attack_central", "attack_local")
-
-
 COUNTS = ("harmed", "clearly_harmed", "counted_clients")
 
 

@@ -93,7 +93,9 @@ def to_play(jobs: Sequence[Job], outcomes: Sequence[Outcome]) -> list[Job]:
     return [job for job in jobs if job.key not in known and not ended(job.folder, job.key)]
 
 
-def take_up(jobs: Sequence[Job], outcomes: Sequence[Outcome], scale: str, results: Path, origin: Origin) -> list[Job]:
+def resume_jobs(
+    jobs: Sequence[Job], outcomes: Sequence[Outcome], scale: str, results: Path, origin: Origin
+) -> list[Job]:
     """Keep what is known already under every cell that shows it; the jobs that are left have to be played."""
     by_key = {outcome.plan: outcome for outcome in outcomes}
     kept = {(outcome.cell, outcome.plan) for outcome in outcomes}

@@ -18,19 +18,19 @@ from lindt_experiments.queue.queue import JobEvent
 
 
 class ProgressReporter(Protocol):
-    def tell(self, news: JobEvent) -> None: ...
+    def report(self, events: JobEvent) -> None: ...
 
 
 @final
 class Lines:
     """For machines."""
 
-    def tell(self, news: JobEvent) -> None:
-        line: dict[str, object] = {"event": news.happening, "run": news.job.name}
-        if news.happening in ("started", "round"):
-            line |= {"round": news.round, "rounds": news.job.plan.rounds}
-        if news.error:
-            line["error"] = news.error
+    def report(self, events: JobEvent) -> None:
+        line: dict[str, object] = {"event": events.happening, "run": events.job.name}
+        if events.happening in ("started", "round"):
+            line |= {"round": events.round, "rounds": events.job.plan.rounds}
+        if events.error:
+            line["error"] = events.error
         say_json(line)
 
 
@@ -50,28 +50,28 @@ class Bar:
         self.ended, self.jobs = 0, len(jobs)
         progress.update(task, total=sum(self.total.values()))
 
-    def tell(self, news: JobEvent) -> None:
-        job, work = news.job, news.job.work
-        alone, played = self.alone[job.key], f"{news.round}/{job.plan.rounds}"
-        if news.happening == "alone":
-            self.done[job.key] = min(self.done[job.key] + alone / max(news.clients, 1), alone)
+    def report(self, events: JobEvent) -> None:
+        job, work = events.job, events.job.work
+        alone, played = self.alone[job.key], f"{events.round}/{job.plan.rounds}"
+        if events.happening == "alone":
+            self.done[job.key] = min(self.done[job.key] + alone / max(events.clients, 1), alone)
             self.playing[job.key] = f"{job.plan.name} each client alone"
-        elif news.happening in ("started", "round"):
-            new = news.round - self.before[job.key]
+        elif events.happening in ("started", "round"):
+            new = events.round - self.before[job.key]
             self.done[job.key] = work.round * new + alone if new > 0 else 0.0
             self.playing[job.key] = f"{job.plan.name} {played}"
-        elif news.happening == "waiting":
+        elif events.happening == "waiting":
             self._say(f"{job.name}: another process is playing it; waiting for its end")
         else:
             self.playing.pop(job.key, None)
             self.done[job.key] = self.total[job.key]
             self.ended += 1
-        if news.happening == "failed":
-            self._say(f"[red]failed[/] {job.name}:\n{escape(news.error)}")
+        if events.happening == "failed":
+            self._say(f"[red]failed[/] {job.name}:\n{escape(events.error)}")
             self._say(f"  alone: lindt run {job.plan_file} --out {job.folder} --resume --engine inprocess")
         state = f"{self.ended}/{self.jobs} runs  {', '.join(self.playing.values())}"
         self.progress.update(self.task, completed=sum(self.done.values()), state=state)
-        if news.happening == "ended" and not self.console.is_terminal:  # a file shows no bar
+        if events.happening == "ended" and not self.console.is_terminal:  # a file shows no bar
             left = self.progress.tasks[0].time_remaining
             time = "" if left is None else f", {timedelta(seconds=round(left))} left"
             self._say(f"{job.name} ended: {self.ended} of {self.jobs} runs{time}")

@@ -21,11 +21,7 @@ from typing import Any, Literal, final
 from lindt_experiments.queue.jobs import Job
 
 Happening = Literal["started", "alone", "round", "ended", "failed", "waiting"]
-
-
 PATIENCE = 10.0  # seconds for a process that was asked to end
-
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -119,24 +115,24 @@ def play_all(jobs: Sequence[Job], at_once: int, together: int = 1) -> Generator[
                 waiting |= {job.name for job in fresh}
                 yield from (JobEvent("waiting", job) for job in fresh)
             try:
-                player, line = inbox.get(timeout=1.0)
+                worker, line = inbox.get(timeout=1.0)
             except Empty:
                 continue
             if line is not None:
-                if news := player.hear(line):
-                    yield news
+                if events := worker.hear(line):
+                    yield events
                 continue
-            players.remove(player)
-            if player.left:
-                yield JobEvent("failed", player.left.popleft(), error=player.failure())
-                pending = [*player.left, *pending]
+            players.remove(worker)
+            if worker.left:
+                yield JobEvent("failed", worker.left.popleft(), error=worker.failure())
+                pending = [*worker.left, *pending]
     finally:
-        for player in players:
-            player.stop()
+        for worker in players:
+            worker.stop()
 
 
 def _next(pending: Sequence[Job], players: Iterable[WorkerProcess], together: int) -> list[Job]:
     """The next job that may start, with others of its group that the same process plays after it."""
-    training = {player.group for player in players if player.alone}
+    training = {worker.group for worker in players if worker.alone}
     free = [job for job in pending if job.group not in training and not job.busy()]
     return [job for job in free if job.group == free[0].group][:together] if free else []

@@ -20,8 +20,6 @@ from lindt.server.recovery import OnDetection
 from lindt_experiments.results.outcomes import Outcome
 
 ALONE = 0.7  # of the most epochs that private training may take, search and refit together
-
-
 SCORING = 0.1  # a client's test data, forwards only
 
 

@@ -26,16 +26,16 @@ def play(plan: Path, folder: Path) -> None:
     )
     for event in events:
         if isinstance(event, RunStarted):
-            tell(event="started", run=folder.name, round=event.round)
+            report(event="started", run=folder.name, round=event.round)
         elif isinstance(event, PrivateModelTrained):
-            tell(event="alone", run=folder.name, clients=event.clients)
+            report(event="alone", run=folder.name, clients=event.clients)
         elif isinstance(event, RoundPlayed):
-            tell(event="round", run=folder.name, round=event.result.round)
+            report(event="round", run=folder.name, round=event.result.round)
         elif isinstance(event, RunEnded):
-            tell(event="ended", run=folder.name)
+            report(event="ended", run=folder.name)
 
 
-def tell(**line: object) -> None:
+def report(**line: object) -> None:
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 

@@ -20,11 +20,7 @@ from lindt.errors import UserError
 from lindt.runs.files import write_whole
 
 Cell = tuple[str, str, str, int]  # task, world, method, seed
-
-
 SCALES = ("smoke", "cpu", "paper")
-
-
 ROUND_BY_ROUND, SCORED = ("delta", "w_div", "clean"), ("local_curve", "central_curve", "beta_curve")
 
 

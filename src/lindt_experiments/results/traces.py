@@ -12,8 +12,6 @@ from lindt.errors import UserError
 from lindt.runs.files import write_whole
 
 PANELS = ("normal", "non-IID", "inactive", "attacked", "noised")  # (a) to (e)
-
-
 Point = tuple[float, float]
 
 

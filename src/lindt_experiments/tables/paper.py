@@ -34,11 +34,7 @@ def _pair(central: tuple[float, float], local: tuple[float, float], beta: tuple[
 
 
 _CIFAR = _pair((55.63, 55.73), (56.19, 81.61), (-17.83, +7.59))  # the starred row, which four tables share
-
-
 _SHAKE = _pair((43.60, 49.17), (44.26, 52.84), (-2.93, +5.65))
-
-
 TABLES: dict[tuple[int, str, str], dict[str, Row]] = {
     (3, "cifar", "nfl"): {
         "fedavg": (55.63, 56.19, -17.83),
@@ -106,8 +102,6 @@ TABLES: dict[tuple[int, str, str], dict[str, Row]] = {
     (13, "shake", "sigma-0.007"): _pair((43.80, 51.10), (44.49, 52.89), (-2.70, +5.70)),
     (13, "shake", "sigma-0.01"): _pair((43.10, 47.69), (43.52, 52.43), (-3.67, +5.24)),
 }
-
-
 # Table 8: data per client, mean and standard deviation, of the paper's one draw.
 CLIENT_SIZES: dict[tuple[str, str], tuple[int, int]] = {
     ("cifar", "iid"): (600, 0),

@@ -12,8 +12,6 @@ from lindt_experiments.tables.sheets import Sheet, ours, papers
 from lindt_experiments.tables.titles import METHOD_TITLES, STARRED, TASK_TITLES, WORLD_TITLES
 
 COLUMNS = ("", "seeds", "central", "paper", "local", "paper", "beta", "paper")
-
-
 MEANING = (
     "Accuracy in percent, beta in points: means over the last scored rounds; ± is the standard deviation over seeds."
 )

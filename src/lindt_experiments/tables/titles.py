@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 TASK_TITLES = {"cifar": "CIFAR", "shake": "SHAKE"}
-
-
 METHOD_TITLES = {
     "fedavg": "FedAvg",
     "fedprox": "FedProx",
@@ -20,8 +18,6 @@ METHOD_TITLES = {
     "dual-head": "only v's head trains",
     "separate": "v alone, no attaching",
 }
-
-
 WORLD_TITLES = {
     "normal": "normal FL",
     "iid": "IID",
@@ -34,8 +30,6 @@ WORLD_TITLES = {
     **{f"attack-{share}": f"attack {float(share):.0%}" for share in ("0", "0.1", "0.33")},
     **{f"sigma-{sigma}": f"sigma {sigma}" for sigma in ("0.003", "0.005", "0.007", "0.01")},
 }
-
-
 # What the default NFL environment is called in a table that varies one thing of it.
 STARRED: dict[int | tuple[str, str], str] = {
     4: "Mixed*",

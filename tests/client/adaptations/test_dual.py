@@ -13,7 +13,7 @@ from worlds import context
 from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.dual import Dual, v_sections
 from lindt.client.adaptations.separate import Separate
-from lindt.client.penalties import Proximal
+from lindt.client.training import Proximal
 from lindt.data.examples import Rows
 from lindt.errors import PlanError
 from lindt.plan.models import Cnn, Lstm, SmallCnn

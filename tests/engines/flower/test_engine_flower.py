@@ -345,7 +345,7 @@ def test_a_node_lost_in_a_round_is_waited_for_as_long_as_it_may_take_to_come_bac
         return Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=task) if told else None
 
     def return_when_missed(gone: dict[str, Any]) -> None:
-        while 7001 in engine.meeting.known:
+        while 7001 in engine.registry.known:
             time.sleep(0.01)
         grid.nodes[7001] = gone
 
@@ -428,8 +428,8 @@ def test_a_node_whose_federation_is_another_says_so_and_is_left_out(tmp_path: Pa
     grid.nodes[42]["clients"] = "all"
     engine = Flower(grid, plan, problem_for(plan), Timeouts(0.5, 0.5))
     assert engine.available() == [3]
-    assert "clients [77] are none of the 6" in engine.meeting.said[7001]
-    assert "give client numbers" in engine.meeting.said[42]
+    assert "clients [77] are none of the 6" in engine.registry.said[7001]
+    assert "give client numbers" in engine.registry.said[42]
 
 
 def test_nobody_there_is_an_error_that_says_what_the_nodes_said(tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_a_node_refuses_clients_it_does_not_hold_and_runs_it_is_not_in(tmp_path:
     grid = grid_for(plan, tmp_path, "ab")
     engine = Flower(grid, plan, problem_for(plan), Timeouts(0.5, 5))
     engine.available()
-    engine.meeting.known = {42: NodeRecord(frozenset({0, 4}), "")}
+    engine.registry.known = {42: NodeRecord(frozenset({0, 4}), "")}
     tasks = [Task("train", run, i, 1, state.w, state.buffers, False) for run, i in (("ab", 0), ("ab", 4), ("ab", 5))]
     found = {reply.client: reply.fault for reply in engine.dispatch(tasks)}
     assert found[4] is None
@@ -527,4 +527,4 @@ def test_a_greeting_that_is_none_is_heard_out(tmp_path: Path) -> None:
     grid = grid_for(plan, tmp_path, "ab", odd)
     engine = Flower(grid, plan, problem_for(plan), Timeouts(0.5, 0.3))
     assert engine.available() == [0, 1, 2, 3]
-    assert 42 in engine.meeting.said
+    assert 42 in engine.registry.said

@@ -1,4 +1,4 @@
-"""Eq. 5 and 7 on numbers to check by hand, the rule `count > r'`, and the doorway for other loops."""
+"""Eq. 5 and 7 on numbers to check by hand, the rule `count > r'`, and the Detector for other loops."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class TestDetector:
         assert flat({"b": torch.tensor([2.0]), "a": torch.tensor([[1.0]])}).tolist() == [1.0, 2.0]
 
 
-def test_the_doorway_can_watch_the_other_statistics() -> None:
+def test_the_detector_can_watch_the_other_statistics() -> None:
     clients, mean, noise = [torch.tensor([3.0, 0.0]), torch.tensor([-3.0, 0.0])], torch.tensor([0.0, 4.0]), torch.tensor([0.0, 4.0])  # fmt: skip  # noqa: E501
     found = {s: Detector(1.0, 0, statistic=s).observe(clients, mean, noise) for s in ("delta", "clean", "spread")}  # type: ignore[arg-type]
     assert found["delta"].watched == found["delta"].delta == pytest.approx(5.0 - 4.0)  # sqrt(3^2 + 4^2) - 4

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lindt.client.adaptations.base import Initial, global_step, initial_private, require_choice
-from lindt.client.sgd import GradientStep, recording_key, sgd_step
-from lindt.client.thin_gradients import Thin
+from lindt.client.sgd import GradientStep, Thin, recording_key, sgd_step
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method

@@ -9,9 +9,8 @@ from typing import Literal, final, get_args
 
 from torch import Tensor, nn
 
-from lindt.client.sgd import GradientStep, recording_key
+from lindt.client.sgd import Gradient, GradientStep, recording_key
 from lindt.client.sgd import sgd_step as sgd_step
-from lindt.client.thin_gradients import Gradient
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lindt.client.adaptations.base import Initial, gradient_step, initial_private, require_choice
 from lindt.client.dual_model import Intertwined, Position, Scale, intertwine
-from lindt.client.thin_gradients import Gradient, norm_of
+from lindt.client.sgd import Gradient, norm_of
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from lindt.client.adaptations.base import global_step
 from lindt.client.sgd import GradientStep, recording_key
 from lindt.client.training import fit, forward_all
-from lindt.data.batches import LocalWork
-from lindt.data.examples import Rows
+from lindt.data.examples import LocalWork, Rows
 from lindt.errors import PlanError, require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method

@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from lindt.engines.flower.engine import Flower, Timeouts
-from lindt.engines.flower.node import answer, greet
+from lindt.engines.flower.node import answer, identify
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem
@@ -22,11 +22,7 @@ from lindt.runs.files import write_whole
 from lindt.runs.play import run_plan
 
 FAILURE = "failure.txt"  # in the run's folder: why the ServerApp ended, for whoever follows the run
-
-
 server_app = ServerApp()
-
-
 client_app = ClientApp()
 
 
@@ -37,12 +33,14 @@ def serve(grid: Grid, context: Context) -> None:
     folder = Path(str(config["folder"]))
     patience = Timeouts(*(float(str(config[name])) for name in ("deadline", "gather", "comeback")))
 
-    def carry(plan: Plan, problem: Problem) -> Flower:
+    def make_engine(plan: Plan, problem: Problem) -> Flower:
         return Flower(grid, plan, problem, patience)
 
     secret, task = config["noise"] == "system", str(config["task"]) or None
     try:
-        for _ in run_plan(None, folder, task=task, resume=True, engine="flower", carry=carry, secret=secret):
+        for _ in run_plan(
+            None, folder, task=task, resume=True, engine="flower", make_engine=make_engine, secret=secret
+        ):
             pass
     except BaseException as error:
         said = str(error) if isinstance(error, UserError) else traceback.format_exc()
@@ -53,4 +51,4 @@ def serve(grid: Grid, context: Context) -> None:
 client_app.train()(answer)
 client_app.train("alone")(answer)
 client_app.evaluate()(answer)
-client_app.query("clients")(greet)
+client_app.query("clients")(identify)

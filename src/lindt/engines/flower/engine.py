@@ -33,11 +33,7 @@ from lindt.weights import read_w
 
 # The handler of each kind of task on a node.
 TYPES: Final = {"train": "train", "evaluate": "evaluate", "private": "train.alone"}
-
-
 NODE_CHECK_INTERVAL: Final = 5.0  # seconds between two looks whether the nodes that owe an answer are still there
-
-
 SILENCE_BEFORE_CHECK: Final = (
     20.0  # seconds of silence after which such a node is asked about; then twice as many, and so on
 )
@@ -65,15 +61,15 @@ class PendingMessage:
 
     node: int
     tasks: list[Task]
-    life: str | None
-    doubted: float  # when to ask about the node
-    doubt: float = SILENCE_BEFORE_CHECK
+    incarnation: str | None
+    check_at: float  # when to ask about the node
+    check_interval: float = SILENCE_BEFORE_CHECK
 
-    def in_doubt(self) -> bool:
-        if time.monotonic() < self.doubted:
+    def is_overdue(self) -> bool:
+        if time.monotonic() < self.check_at:
             return False
-        self.doubt *= 2
-        self.doubted = time.monotonic() + self.doubt
+        self.check_interval *= 2
+        self.check_at = time.monotonic() + self.check_interval
         return True
 
 
@@ -92,7 +88,7 @@ class Flower:
         outputs = forward_all(model.eval(), test, torch.device("cpu"))
         alone = counted_clients(plan, range(self._clients)) if plan.alone.private else frozenset()
         self._expected = ScoreFormat(metric, metric.tally(outputs, test.labels).numel(), alone)
-        self.meeting = NodeRegistry(grid, self._pulls, self._send, self._clients, self._parameters)
+        self.registry = NodeRegistry(grid, self._pulls, self._send, self._clients, self._parameters)
         self._gathered = False
 
     def forget_after(self, round: int) -> None:
@@ -108,30 +104,30 @@ class Flower:
         wanted = 1 if self._gathered else self._clients
         seconds = self._patience.deadline if self._gathered else self._patience.gather
         for _ in self._looks(seconds):
-            self.meeting.look()
-            missed = self.meeting.missed(self._patience.comeback) if self._gathered else 0
-            if len(self.meeting.nodes()) >= (missed or wanted):
+            self.registry.look()
+            missed = self.registry.missed(self._patience.comeback) if self._gathered else 0
+            if len(self.registry.nodes()) >= (missed or wanted):
                 break
-        if not self._gathered and not self.meeting.nodes():
-            why = "; ".join(f"node {node}: {said}" for node, said in self.meeting.said.items())
+        if not self._gathered and not self.registry.nodes():
+            why = "; ".join(f"node {node}: {said}" for node, said in self.registry.said.items())
             raise UserError(
                 f"no client came within {seconds:g} s; start SuperNodes that hold some, or raise --gather"
                 + (f" ({why})" if why else "")
             )
         self._gathered = True
-        return sorted(self.meeting.nodes())
+        return sorted(self.registry.nodes())
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         """Replies as they come, until all are there or the deadline has passed. A node's clients share a message."""
         by_node: dict[int, list[Task]] = {}
-        nodes = self.meeting.nodes()
+        nodes = self.registry.nodes()
         for task in tasks:
             if task.client not in nodes:
                 yield failed(task, "is not connected")
             else:
                 by_node.setdefault(nodes[task.client], []).append(task)
         waiting: dict[str, PendingMessage] = {}
-        away: list[tuple[float, list[Task]]] = []  # whose node is gone, and until when it may come back
+        missing: list[tuple[float, list[Task]]] = []  # whose node is gone, and until when it may come back
         for node, group in by_node.items():
             if not self._give(group, node, waiting):
                 yield from (failed(task, "could not be sent its task") for task in group)
@@ -140,16 +136,16 @@ class Flower:
             if time.monotonic() - checked > NODE_CHECK_INTERVAL:
                 checked = time.monotonic()
                 self._look_after(waiting)
-            for message, owed in list(waiting.items()):
-                replies = self._pull(message, owed)
-                lost = self.meeting.life(owed.node) != owed.life
+            for message, pending in list(waiting.items()):
+                replies = self._pull(message, pending)
+                lost = self.registry.incarnation(pending.node) != pending.incarnation
                 if replies or lost:
                     del waiting[message]
                     yield from replies
                 if lost and not replies:
-                    away.append((time.monotonic() + self._patience.comeback, owed.tasks))
-            nodes = self.meeting.nodes() if away else {}
-            for until, group in list(away):
+                    missing.append((time.monotonic() + self._patience.comeback, pending.tasks))
+            nodes = self.registry.nodes() if missing else {}
+            for until, group in list(missing):
                 found = {nodes.get(task.client) for task in group}
                 back = found.pop() if len(found) == 1 else None
                 # What it took before is lost; the same task has the same result.
@@ -157,38 +153,38 @@ class Flower:
                     if time.monotonic() < until:
                         continue
                     yield from (failed(task, "its node is gone") for task in group)
-                away.remove((until, group))
-            if not waiting and not away:
+                missing.remove((until, group))
+            if not waiting and not missing:
                 return
         self._pulls.give_up(list(waiting))
 
     def _look_after(self, waiting: dict[str, PendingMessage]) -> None:
         """Whether the nodes that owe an answer are there, and still the same."""
         if self._patience.comeback:
-            for node in {owed.node for owed in waiting.values() if owed.in_doubt()}:
-                self.meeting.greet(node)
-        self.meeting.look()
+            for node in {pending.node for pending in waiting.values() if pending.is_overdue()}:
+                self.registry.identify(node)
+        self.registry.look()
 
     def _give(self, group: list[Task], node: int, waiting: dict[str, PendingMessage]) -> bool:
         content, kind = pack_tasks(group, self._session), TYPES[group[0].kind]
         message = self._send(content, kind, node, group[0].round)
         if message is not None:
             waiting[message] = PendingMessage(
-                node, group, self.meeting.life(node), time.monotonic() + SILENCE_BEFORE_CHECK
+                node, group, self.registry.incarnation(node), time.monotonic() + SILENCE_BEFORE_CHECK
             )
         return message is not None
 
-    def _pull(self, message: str, owed: PendingMessage) -> list[Reply]:
+    def _pull(self, message: str, pending: PendingMessage) -> list[Reply]:
         try:
             found = self._pulls.look(message)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             # One by one, so that a message nobody can read spoils only itself. What the Grid raises when the
             # SuperLink is gone is of another kind and ends the run, which then is resumed.
-            return [failed(task, f"sent what is no message: {error}") for task in owed.tasks]
+            return [failed(task, f"sent what is no message: {error}") for task in pending.tasks]
         if found and found[0].has_error() and found[0].error.code == ErrorCode.NODE_UNAVAILABLE:
-            self.meeting.forget(owed.node)  # the SuperLink has missed it before us
+            self.registry.forget(pending.node)  # the SuperLink has missed it before us
             return []
-        return unpack_replies(found[0], owed.tasks, self._expected) if found else []
+        return unpack_replies(found[0], pending.tasks, self._expected) if found else []
 
     def _looks(self, seconds: float) -> Iterator[None]:
         """Once at least, then again and again until time is up; whoever has seen enough breaks off."""

@@ -27,14 +27,8 @@ from lindt.runs.play import Event, RoundFollowed, RunEnded, RunStarted, open_run
 from lindt.runs.store import Store
 
 FAILURE: Final = "failure.txt"  # written by the ServerApp into the run's folder
-
-
 LOOK: Final = 0.3  # seconds between two looks into the store
-
-
 CHECK: Final = 5.0  # seconds between two looks whether the SuperLink is there
-
-
 ASK: Final = 60.0  # seconds without a new round after which it is asked how the run fares: that starts a process
 
 

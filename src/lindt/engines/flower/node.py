@@ -79,7 +79,7 @@ def held_by(node: Mapping[str, Any]) -> tuple[int, ...]:
         raise UserError(f'--node-config clients={named!r}: give client numbers, as in clients="0,1,2"') from None
 
 
-def greet(message: Message, context: Context) -> Message:
+def identify(message: Message, context: Context) -> Message:
     """Who lives here. The data are loaded now, so that a mistake in them is told before the first round."""
     node = Node.of(context.node_config, context.run_config)
     engine = _engine(node)
@@ -90,13 +90,13 @@ def greet(message: Message, context: Context) -> Message:
     about = {
         "held": node.held,
         "clients": clients,
-        "parameters": read_w(engine.clients[0].place.shared).numel(),
-        "life": _life(context),
+        "parameters": read_w(engine.clients[0].worker.shared).numel(),
+        "life": _incarnation(context),
     }
     return Message(RecordDict({"clients": ConfigRecord({"about": json.dumps(about)})}), reply_to=message)
 
 
-def _life(context: Context) -> str:
+def _incarnation(context: Context) -> str:
     """A word that the SuperNode keeps as long as it lives: a killed one has lost it, with the tasks it had taken."""
     if LIFE not in context.state:
         context.state[LIFE] = ConfigRecord({"word": secrets.token_hex(8)})

@@ -59,11 +59,7 @@ class ReplyPoller:
 
 
 GREETING: Final = "query.clients"
-
-
 AGAIN: Final = 60.0  # seconds after which a greeting without an answer is taken for lost
-
-
 Send = Callable[[RecordDict, str, int, int], str | None]
 
 
@@ -73,7 +69,7 @@ class NodeRecord:
     """What a node said of itself."""
 
     clients: frozenset[int]
-    life: str
+    incarnation: str
 
 
 @final
@@ -97,16 +93,16 @@ class NodeRegistry:
         """How many clients there were when most were there, if that is no longer ago; 0 else."""
         return self._most if time.monotonic() < self._whole + seconds else 0
 
-    def life(self, node: int) -> str | None:
+    def incarnation(self, node: int) -> str | None:
         """None for a node that is not there."""
-        return self.known[node].life if node in self.known else None
+        return self.known[node].incarnation if node in self.known else None
 
     def forget(self, node: int) -> None:
         """It is greeted anew when it is there."""
         self.known.pop(node, None)
         self._greeted = {message: greeted for message, greeted in self._greeted.items() if greeted != node}
 
-    def greet(self, node: int) -> None:
+    def identify(self, node: int) -> None:
         message = self._send(RecordDict({"greeting": ConfigRecord({})}), GREETING, node, 0)
         if message:
             self._greeted[message], self._when[node] = node, time.monotonic()
@@ -119,7 +115,7 @@ class NodeRegistry:
         self._greeted = {message: node for message, node in self._greeted.items() if node in there}
         awaited = {node for node in self._greeted.values() if time.monotonic() < self._when[node] + AGAIN}
         for node in sorted(there - {*self.known, *awaited, *self.said}):
-            self.greet(node)
+            self.identify(node)
         for message, node in list(self._greeted.items()):
             for answer in self._pulls.look(message):
                 del self._greeted[message]

@@ -23,14 +23,8 @@ import tomli_w
 from lindt.errors import UserError
 
 NAME: Final = "lindt"  # of the connection in a configuration of our own
-
-
 ANSWERS: Final = 60  # seconds in which a command of Flower's is done, or nobody is there
-
-
 KEPT: Final = "what was played is kept: go on with --resume"
-
-
 # Nothing leaves the machine unasked: no telemetry of Flower's or Ray's, no look for updates.
 QUIET: Final = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 

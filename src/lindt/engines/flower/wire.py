@@ -23,11 +23,7 @@ from lindt.plan.metrics import Accuracy, MacroF1, MeanOf
 from lindt.protocols import Buffers, ClientTally, Kind, Metric, Reply, Task
 
 RAW = "lindt.raw"  # how the bytes of an Array are to be read: as they lie in memory, little-endian
-
-
 FLOATS, COUNTS = "<f4", "<i8"
-
-
 MOST = 2**31  # of a round or a client's number
 
 
@@ -168,11 +164,7 @@ def _flat(array: Array, dtype: str) -> Tensor:
 
 
 MOST_SAMPLES = 2**40
-
-
 MOST_NOTES = 200
-
-
 LARGEST = 1e18  # of a sum or a note: a sum over clients of such is still a number
 
 

@@ -1,6 +1,6 @@
 """The first instant of a worker process: what must hold before torch is imported, which takes seconds.
 
-Started by engines/processes.py as `python -m lindt.engines.processes.__main__ SOCKET SHARED SERVER`.
+Started by engines/processes/engine.py as `python -m lindt.engines.processes.__main__ SOCKET SHARED SERVER`.
 """
 
 from __future__ import annotations

@@ -80,9 +80,9 @@ class Processes:
     ) -> None:
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise UserError(f"workers = {workers}: give a whole number from 1 on, or None for one worker a core")
-        self._aside = tempfile.TemporaryDirectory(prefix="lindt-")
-        aside = Path(self._aside.name)
-        folder, cache = folder or aside / "private", cache or aside / "cache"
+        self._scratch = tempfile.TemporaryDirectory(prefix="lindt-")
+        scratch = Path(self._scratch.name)
+        folder, cache = folder or scratch / "private", cache or scratch / "cache"
         first = initial_weights(problem, plan)
         shape = (first.w_P.numel(), first.buffers.floats_F.numel(), first.buffers.counts_I.numel())
         self.count = os.cpu_count() or 1 if workers is None else workers
@@ -99,8 +99,8 @@ class Processes:
         self._versions, self._run = FolderStore(folder, run), run
         self._workers: list[_Worker] = []
         self._dispatch = object()  # stands for the dispatch that the workers' answers belong to
-        self._stillborn = 0  # workers killed one after the other before they were ready
-        self._end = weakref.finalize(self, _stop, self._workers, self._file, self._aside)
+        self._failed_starts = 0  # workers killed one after the other before they were ready
+        self._end = weakref.finalize(self, _stop, self._workers, self._file, self._scratch)
 
     def available(self) -> Sequence[int]:
         return range(len(self._cost))
@@ -136,27 +136,27 @@ class Processes:
         waiting = sorted(range(len(tasks)), key=lambda place: self._cost[tasks[place].client])  # popped from the end
         done: dict[int, Reply] = {}
         tries = [0] * len(tasks)
-        handed_on = 0
+        returned = 0
         with selectors.DefaultSelector() as selector:
             for index, worker in enumerate(self._workers):
                 selector.register(worker.line.connection, selectors.EVENT_READ, index)
                 if worker.ready:
                     self._give(worker, index, waiting, tasks)
-            while handed_on < len(tasks):
+            while returned < len(tasks):
                 for key, _ in selector.select():
                     worker = self._workers[key.data]
                     try:
-                        self._hear(worker, key.data, done)
+                        self._receive(worker, key.data, done)
                     except EOFError:
                         selector.unregister(worker.line.connection)
                         worker = self._replace(key.data, waiting, tries)
                         selector.register(worker.line.connection, selectors.EVENT_READ, key.data)
                         continue
                     self._give(worker, key.data, waiting, tasks)
-                while handed_on in done:
-                    yield done.pop(handed_on)
-                    handed_on += 1
-                    if handed_on < len(tasks):
+                while returned in done:
+                    yield done.pop(returned)
+                    returned += 1
+                    if returned < len(tasks):
                         self._check_open()
                         if this is not self._dispatch:
                             raise RuntimeError("this dispatch is over: another one, or forget_after, was called since")
@@ -197,7 +197,7 @@ class Processes:
         with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
             worker.line.send(task_line(task) | {"weights": slot})
 
-    def _hear(self, worker: _Worker, index: int, done: dict[int, Reply]) -> None:
+    def _receive(self, worker: _Worker, index: int, done: dict[int, Reply]) -> None:
         found = worker.line.receive()
         if "error" in found or "failure" in found:
             worker.task = None  # it has answered: the next dispatch has nothing to wait for
@@ -207,7 +207,7 @@ class Processes:
                 raise UserError(found["error"])
             raise RuntimeError(f"a worker failed:\n{found['failure']}")
         if "ready" in found:
-            worker.ready, self._stillborn = True, 0
+            worker.ready, self._failed_starts = True, 0
             return
         assert worker.task is not None
         w, buffers = self.weights.get(index + 1) if found["trained"] else (None, None)
@@ -226,18 +226,18 @@ class Processes:
                 raise RuntimeError(f"{TRIES} workers died one after the other on the same task")
             waiting.append(dead.task)
         elif not dead.ready:
-            self._stillborn += 1
+            self._failed_starts += 1
             # Killed from outside, it may be tried again; one that ended by itself would do so again.
-            if dead.process.returncode >= 0 or self._stillborn >= TRIES:
-                self._stillborn = 0
+            if dead.process.returncode >= 0 or self._failed_starts >= TRIES:
+                self._failed_starts = 0
                 raise RuntimeError("a worker died before it was ready; see its message above")
         self._workers[index] = self._new_worker(index)
         return self._workers[index]
 
 
-def _stop(workers: list[_Worker], file: object, aside: tempfile.TemporaryDirectory[str]) -> None:
+def _stop(workers: list[_Worker], file: object, scratch: tempfile.TemporaryDirectory[str]) -> None:
     for worker in workers:
         worker.stop()
     workers.clear()
     file.close()  # type: ignore[attr-defined]
-    aside.cleanup()
+    scratch.cleanup()

@@ -9,8 +9,6 @@ from typing import Any
 from lindt.errors import UserError
 
 FOLDER = Path(__file__).parent
-
-
 DEFAULT = "digits-nfl"
 
 

@@ -41,7 +41,7 @@ class Verdict:
 
 
 class Detector:
-    """The doorway for a loop that exists already: feed it weights, it answers with a verdict.
+    """Detection for a loop that exists already: feed it weights, it answers with a verdict.
 
     >>> detector = Detector(epsilon=0.1, patience=250)
     >>> verdict = detector.observe([w_1, w_2, w_3], new_global)       # after every aggregation
