@@ -29,7 +29,6 @@ from typing import Any, final
 import lindt
 
 PACKAGE = Path(lindt.__file__).resolve().parent
-FIELD = re.compile(r"\bclearly_harmed\b")  # a round's field that no other thing is named by
 
 
 @final
@@ -269,7 +268,7 @@ def page_walk(folder: Path) -> set[str]:
 
 
 def round_walk(_folder: Path) -> set[str]:
-    """`play_round` in one process: FedAvg and the dual model, recovery on, two rounds, the second one scored."""
+    """`play_round` in one process, with recovery, attackers and noise: two rounds, the second one scored."""
     from lindt.engines.inprocess import InProcess
     from lindt.plan.problem import problem_for
     from lindt.server.federation import begin, play_round, train_privately
@@ -287,9 +286,16 @@ def round_walk(_folder: Path) -> set[str]:
 
 
 def field_walk(_folder: Path) -> set[str]:
-    """The source files that spell one field of a round."""
-    files = [path for ending in ("*.py", "*.ts") for path in PACKAGE.parent.rglob(ending)]
-    return {str(path.relative_to(PACKAGE.parent)) for path in files if FIELD.search(path.read_text(encoding="utf-8"))}
+    """The source files, written by hand, that list all fields of a round's scores: those a new field has to go into.
+
+    `schema.ts` is generated; a file that reads one field for what it means is no list.
+    """
+    from lindt.runs.schema import SCORES
+
+    words = [re.compile(rf"\b{name}\b") for name in SCORES]
+    files = [path for ending in ("*.py", "*.ts") for path in PACKAGE.rglob(ending) if path.name != "schema.ts"]
+    texts = {str(path.relative_to(PACKAGE.parent)): path.read_text(encoding="utf-8") for path in files}
+    return {name for name, text in texts.items() if all(word.search(text) for word in words)}
 
 
 WALKS = {

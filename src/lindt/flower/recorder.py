@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import random
 import time
 import uuid
@@ -23,7 +22,6 @@ from weakref import WeakValueDictionary
 
 import flwr
 import numpy as np
-import tomli_w
 import torch
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import Strategy
@@ -31,7 +29,6 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from torch import Tensor
 
-import lindt
 from lindt.errors import UserError
 from lindt.flower.measure import chain, log_message
 from lindt.flower.protocol import ClientReport
@@ -50,10 +47,10 @@ from lindt.runs.checkpoint import (
     recovery_table,
     write_sealed,
 )
-from lindt.runs.files import remove, write_whole
+from lindt.runs.files import remove
 from lindt.runs.schema import ROUND, record
-from lindt.runs.store import FORMAT, RoundLog, Store
-from lindt.runs.summary import round_line, summarise_rounds
+from lindt.runs.store import FORMAT, RoundLog, Store, write_about, write_plan
+from lindt.runs.summary import round_line, software_versions, summarise_rounds
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
 from lindt.server.scores import Scores, summarise
@@ -344,7 +341,6 @@ class RunFolder:
         self.lines = 0  # how many rounds have been played, those of earlier sessions too
         about = self._read()
         if about is None:
-            versions = {"lindt": lindt.__version__, "torch": torch.__version__, "flwr": flwr.__version__}
             about = {
                 "format": FORMAT,
                 "run": uuid.uuid4().hex,
@@ -354,7 +350,7 @@ class RunFolder:
                 "class_names": [],
                 "metric_in_percent": True,
                 "clients": [],
-                "versions": versions | {"python": platform.python_version()},
+                "versions": software_versions() | {"flwr": flwr.__version__},
                 "strategies": strategies,
             }
         elif about.get("strategies") != strategies:
@@ -389,10 +385,10 @@ class RunFolder:
         self.log.cut_back(done, count, pending)
         self.lines = len(self.log.lines())
         try:
-            self._write_about()
+            write_about(self.folder, self.about)
             method = {"adaptation": {"kind": "dual"}, "recovery": to_dict(self.rule)}
             plan = {"name": self.about["name"], "rounds": rounds, "method": method}
-            write_whole(self.folder / "plan.toml", tomli_w.dumps(plan).encode())
+            write_plan(self.folder, plan)
         except OSError as error:
             raise UserError(f"folder = {self.folder}: cannot be written ({error.strerror}); name another") from None
         (self.folder / "summary.json").unlink(missing_ok=True)
@@ -431,7 +427,7 @@ class RunFolder:
         """Who takes part, as far as it has shown."""
         if clients != self.about["clients"] or percent != self.about["metric_in_percent"]:
             self.about |= {"clients": clients, "metric_in_percent": percent}
-            self._write_about()
+            write_about(self.folder, self.about)
 
     def finish(self) -> None:
         self.flush()
@@ -448,9 +444,6 @@ class RunFolder:
                     self.flush()
                 finally:
                     self._is_open = False
-
-    def _write_about(self) -> None:
-        write_whole(self.folder / "run.json", json.dumps(self.about, indent=2).encode())
 
     def _read(self) -> dict[str, Any] | None:
         if not (self.folder / "run.json").exists():

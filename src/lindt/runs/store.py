@@ -91,8 +91,8 @@ class Store:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             about = {"format": FORMAT, "run": uuid.uuid4().hex, **about}
-            write_whole(folder / "run.json", _json(about, indent=2))
-            write_whole(folder / "plan.toml", tomli_w.dumps(to_dict(plan)).encode())  # last: it marks a run
+            write_about(folder, about)
+            write_plan(folder, to_dict(plan))  # last: it marks a run
         except OSError as error:
             raise UserError(f"{folder}: cannot be written ({error.strerror}); name another --out") from None
         return cls(folder, about)
@@ -186,6 +186,14 @@ class Store:
         busy = f"{self.folder}: another process is working on this run; wait or stop it"
         # A reader that asks whether the run goes on holds the lock for an instant.
         return locked(self.folder / "lock", wait=0.35, busy=busy)
+
+
+def write_about(folder: Path, about: Mapping[str, Any]) -> None:
+    write_whole(folder / "run.json", _json(about, indent=2))
+
+
+def write_plan(folder: Path, table: Mapping[str, Any]) -> None:
+    write_whole(folder / "plan.toml", tomli_w.dumps(table).encode())
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -25,11 +25,6 @@ def round_line(result: RoundResult) -> dict[str, Any]:
 
 def about_run(plan: Plan, problem: Problem, task: str | None) -> dict[str, Any]:
     """run.json: who takes part. Label counts only where labels are classes."""
-    import platform
-
-    import torch
-
-    import lindt
 
     attackers = attackers_of(plan, len(problem.data))
     return {
@@ -51,12 +46,19 @@ def about_run(plan: Plan, problem: Problem, task: str | None) -> dict[str, Any]:
             }
             for i, (train, test) in enumerate(problem.data)
         ],
-        "versions": {
-            "lindt": lindt.__version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": software_versions(),
     }
+
+
+def software_versions() -> dict[str, str]:
+    """What computed a run."""
+    import platform
+
+    import torch
+
+    import lindt
+
+    return {"lindt": lindt.__version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
 def _label_counts(labels: Any) -> dict[str, int]:
