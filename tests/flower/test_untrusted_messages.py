@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from untrusted import fed, seeds
 
-from lindt.engines.flower.wire import EngineSession, failed, pack_tasks, unpack_tasks
-from lindt.engines.tallies import ScoreFormat, notes_of, tally_of
+from lindt.engines.flower.wire import EngineSession, ScoreFormat, failed, notes_of, pack_tasks, tally_of, unpack_tasks
 from lindt.flower import NFLDetector
 from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import values_of

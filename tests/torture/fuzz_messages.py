@@ -16,8 +16,7 @@ from fuzz_ground import told
 from google.protobuf.message import DecodeError
 from torch import nn
 
-from lindt.engines.flower.wire import unpack_replies, unpack_tasks
-from lindt.engines.tallies import ScoreFormat
+from lindt.engines.flower.wire import ScoreFormat, unpack_replies, unpack_tasks
 from lindt.flower.protocol import instruction_of, penalty_of, record_of, reports_of
 from lindt.flower.recorder import RunRecorder
 from lindt.flower.replies import consistent_replies, load_arrays, validate_replies

@@ -1,4 +1,4 @@
-"""What passes between detector and mods beside the user's own messages: an Instruction out, a ClientReport back.
+"""What passes between the detector and the mods beside the user's own messages: an Instruction out, a ClientReport back.
 
 An Instruction stands in the config of every message, as plain values: the flag (Alg. 2, s11), the experiment that v_i
 belongs to, the round. It has no field for v_i, and neither has a ClientReport: v_i never leaves its client.

@@ -24,8 +24,7 @@ from flwr.serverapp import Grid
 
 from lindt.client.training import forward_all
 from lindt.engines.flower.nodes import NodeRegistry, ReplyPoller
-from lindt.engines.flower.wire import EngineSession, failed, pack_tasks, unpack_replies
-from lindt.engines.tallies import ScoreFormat
+from lindt.engines.flower.wire import EngineSession, ScoreFormat, failed, pack_tasks, unpack_replies
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, counted_clients, first_model

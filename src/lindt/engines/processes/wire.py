@@ -23,11 +23,10 @@ from torch import Tensor
 
 from lindt.client.training import forward_all
 from lindt.data.examples import subset
-from lindt.engines.tallies import tally_values, trusted_tally
 from lindt.plan.metrics import MeanOf
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, fingerprint, first_model
-from lindt.protocols import Buffers, Reply, Task
+from lindt.protocols import Buffers, ClientTally, Reply, Task
 
 
 @final
@@ -116,13 +115,20 @@ def task_line(task: Task) -> dict[str, Any]:
 
 
 def reply_line(reply: Reply) -> dict[str, Any]:
-    tally = None if reply.tally is None else tally_values(reply.tally)
+    tally = None
+    if reply.tally is not None:
+        tally = {k: v.tolist() if isinstance(v, Tensor) else v for k, v in vars(reply.tally).items()}
     return {"client": reply.client, "round": reply.round, "size": reply.size, "tally": tally, "notes": reply.notes,
             "trained": reply.w is not None}  # fmt: skip
 
 
 def reply_of(line: Mapping[str, Any], w: Tensor | None, buffers: Buffers | None) -> Reply:
-    tally = None if line["tally"] is None else trusted_tally(line["tally"])
+    tally = None
+    if line["tally"] is not None:
+        sums: dict[str, Any] = {
+            k: torch.tensor(v, dtype=torch.float64) if isinstance(v, list) else v for k, v in line["tally"].items()
+        }
+        tally = ClientTally(**sums)
     return Reply(line["client"], line["round"], line["size"], w, buffers, tally, line["notes"])
 
 
