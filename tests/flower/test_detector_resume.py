@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("flwr")
 
 import numpy as np
+import torch
 from fake_grid import FakeGrid
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as flower
@@ -28,6 +29,7 @@ from lindt.errors import UserError
 from lindt.flower import NFLDetector
 from lindt.flower.protocol import ClientReport
 from lindt.flower.recorder import load_newest
+from lindt.protocols import ClientTally
 from lindt.report.reading import method_words, read_run, repeat_command
 from lindt.runs.schema import ABOUT, ROUND, SUMMARY, fits
 
@@ -41,9 +43,8 @@ def drifting(message: Message, context: Context) -> Message:
     if message.metadata.message_type == "evaluate":
         reply = Message(RecordDict({"m": MetricRecord({"num-examples": 4, "acc": 0.5})}), reply_to=message)
         if i < 2:
-            ClientReport(f"ward-{i}", 4, central=2.0, local=2.0 + i, private=3.0, wins=i, losses=1).attach(
-                reply.content
-            )
+            central, local, private = (torch.tensor([sum, 4.0], dtype=torch.float64) for sum in (2.0, 2.0 + i, 3.0))
+            ClientReport(f"ward-{i}", ClientTally(4, central, local, private, wins=i, losses=1)).attach(reply.content)
         return reply
     rng = np.random.default_rng([i, int(config["server-round"])])
     w = message.content["arrays"]["w"].numpy() + rng.normal(0, 1, 2).astype(np.float32)
@@ -126,7 +127,8 @@ def app(message, context):
 random.seed(5)
 here.detector(Path(sys.argv[1])).start(here.FakeGrid(app, here.NODES), here.arrays(**here.ZERO), num_rounds=6)
 """
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # the same lindt as here
+    env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     call = [sys.executable, "-c", code, str(tmp_path / "cut")]
     done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -291,7 +293,7 @@ def test_a_report_that_is_none_is_told_and_left_out(tmp_path: Path) -> None:
     def app(message: Message, context: Context) -> Message:
         reply = drifting(message, context)
         if message.metadata.message_type == "evaluate" and "lindt" in reply.content:
-            reply.content["lindt"]["samples"] = -1
+            reply.content["lindt"]["tally"] = "{}"
         return reply
 
     with heard() as said:

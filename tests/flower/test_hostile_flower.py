@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from fake_grid import FakeGrid
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from small_apps import arrays, heard, pushing
-from test_engine_flower import P, asked_in, only, play, put, quick, raw
+from test_engine_flower import P, asked_in, only, play, put, quick, raw, told
 
 from lindt.flower import NFLDetector
 
@@ -25,7 +26,7 @@ def for_another(content: RecordDict) -> None:
     """Client 3's node answers for everyone."""
     for client in range(6):
         if client != 3:
-            content[f"reply-{client}"] = ConfigRecord({"round": 1, "size": 10})
+            content[f"reply-{client}"] = ConfigRecord({"about": json.dumps({"client": client, "round": 1, "size": 10})})
             content[f"weights-{client}"] = ArrayRecord({**content.array_records["weights-3"], "w": raw(torch.ones(P))})
 
 
@@ -37,8 +38,8 @@ def for_another(content: RecordDict) -> None:
         (put(w=raw(torch.zeros(P, dtype=torch.int32), dtype="<i4")), "one vector of <f4"),
         (put(counts=raw(torch.zeros(1, dtype=torch.int64), dtype="<i8")), "do not fit"),
         (put(floats=raw(torch.zeros(2))), "do not fit"),
-        (lambda content: content["reply-3"].update({"size": -1}), "size is no whole number"),
-        (lambda content: content["reply-3"].update({"fault": "x" * 10**5}), "failed: xxx"),
+        (told(size=-1), "size = -1: no whole number"),
+        (told(fault="x" * 10**5), "failed: xxx"),
         (put(w=raw(torch.full((P,), 1e-40))), None),
         (for_another, None),
     ],

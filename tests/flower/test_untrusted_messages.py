@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from typing import Any
@@ -17,13 +18,13 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from untrusted import fed, seeds
 
-from lindt.engines.flower.wire import EngineSession, failed, pack_tasks, unpack_tasks
-from lindt.engines.tallies import ScoreFormat, notes_of, tally_of
+from lindt.engines.flower.wire import EngineSession, pack_tasks, unpack_tasks
+from lindt.engines.messages import failed, unpack_notes, unpack_tally
 from lindt.flower import NFLDetector
 from lindt.flower.protocol import ClientReport
-from lindt.flower.replies import values_of
+from lindt.flower.replies import validate_replies, values_of
 from lindt.plan.metrics import METRICS, MeanOf
-from lindt.protocols import Task
+from lindt.protocols import ClientTally, Metric, Task
 from lindt.server.scores import EXACT, paired_p_value
 
 node, orders = fed("task")
@@ -90,7 +91,10 @@ TALLY: dict[str, Any] = {
     "samples": 10, "central": [5.0, 10.0], "local": [5.0, 10.0], "private": [5.0, 10.0], "wins": 1, "losses": 1,
     "attack_chances": 0, "attack_central": 0, "attack_local": 0,
 }  # fmt: skip
-EXPECTED = ScoreFormat(METRICS["accuracy"], 2, frozenset({0}))
+
+
+def tally_of(found: Any, metric: Metric = METRICS["accuracy"], size: int = 2) -> ClientTally:
+    return unpack_tally(found, metric, (size,), private=found["private"] is not None)
 
 
 @pytest.mark.parametrize(
@@ -102,27 +106,29 @@ EXPECTED = ScoreFormat(METRICS["accuracy"], 2, frozenset({0}))
         {"local": [1e300, 1e308]},
         {"private": [10**400, 1]},
         {"central": [float("nan"), 1.0]},
+        {"samples": 0},
+        {"attack_chances": 2, "attack_local": 3},
     ],
 )
 def test_a_tally_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
-    assert tally_of(TALLY, 0, EXPECTED).wins == 1
+    assert tally_of(TALLY).wins == 1
     with pytest.raises(ValueError):
-        tally_of(TALLY | changes, 0, EXPECTED)
+        tally_of(TALLY | changes)
 
 
 def test_sums_of_other_metrics() -> None:
-    f1, own = ScoreFormat(METRICS["macro_f1"], 4, frozenset()), ScoreFormat(MeanOf(lambda x, y: x), 2, frozenset())
+    f1, own = METRICS["macro_f1"], MeanOf(lambda x, y: x)
     table = TALLY | {"private": None, "central": [3.0, 1.0, 2.0, 4.0], "local": [3.0, 1.0, 2.0, 4.0]}
-    assert tally_of(table, 0, f1).samples == 10
+    assert tally_of(table, f1, 4).samples == 10
     with pytest.raises(ValueError, match="no value"):
-        tally_of(table | {"local": [3.0, -1.0, 2.0, 4.0]}, 0, f1)
+        tally_of(table | {"local": [3.0, -1.0, 2.0, 4.0]}, f1, 4)
     table = TALLY | {"private": None, "central": [-7.0, 10.0], "local": [-7.0, 10.0]}
-    assert tally_of(table, 0, own).central.tolist() == [-7.0, 10.0]
+    assert tally_of(table, own).central.tolist() == [-7.0, 10.0]
     with pytest.raises(ValueError, match="no value"):
-        tally_of(table | {"local": [-7.0, -10.0]}, 0, own)
+        tally_of(table | {"local": [-7.0, -10.0]}, own)
     for notes in ({"a": 1e308}, {"a": 10**400}, {"a\x1b": 1.0}, {"a": True}, {str(n): 1.0 for n in range(201)}):
         with pytest.raises(ValueError):
-            notes_of(notes)
+            unpack_notes(notes)
 
 
 def test_who_claims_a_billion_samples_holds_up_nobody() -> None:
@@ -138,8 +144,12 @@ def test_who_claims_a_billion_samples_holds_up_nobody() -> None:
 
 def report(**changes: Any) -> RecordDict:
     content = RecordDict()
-    ClientReport("a", 4, 3.0, 3.0, 2.0, 1, 0).attach(content)
-    content["lindt"] = ConfigRecord(dict(content.config_records["lindt"]) | changes)
+    central, local, private = (torch.tensor([total, 4.0], dtype=torch.float64) for total in (3.0, 3.0, 2.0))
+    ClientReport("a", ClientTally(4, central, local, private, 1, 0)).attach(content)
+    sent = dict(content.config_records["lindt"])
+    table = json.loads(str(sent["tally"]))
+    sent["tally"] = json.dumps(table | {name: value for name, value in changes.items() if name in table})
+    content["lindt"] = ConfigRecord(sent | {name: value for name, value in changes.items() if name not in table})
     return content
 
 
@@ -147,11 +157,13 @@ def report(**changes: Any) -> RecordDict:
     "changes",
     [
         {"wins": 4, "losses": 4},
-        {"central": 1e308},
-        {"local": 5.0},
-        {"private": -1.0},
+        {"central": [1e308, 4.0]},
+        {"local": [5.0, 4.0]},
+        {"local": [5.0, 8.0]},  # of other samples
+        {"private": [-1.0, 4.0]},
         {"samples": 2**41},
-        {"percent": False, "central": 1e19},
+        {"attack_chances": 1},
+        {"percent": False, "central": [1e19, 4.0]},
         {"client": "a\x1b[31m"},
     ],
 )
@@ -228,3 +240,14 @@ def test_what_clients_say_steers_no_terminal_and_no_task_comes_twice() -> None:
     for tasks in ([task, task], [task, Task("train", "ab", 4, 1, seeds.W, seeds.BUFFERS, False), task]):
         with pytest.raises(ValueError, match="twice for one"):
             unpack_tasks(pack_tasks(tasks, EngineSession("cd")))
+
+
+def test_of_two_answers_of_one_node_the_first_good_one_counts() -> None:
+    def reply(value: float) -> Message:
+        content = RecordDict({"arrays": seeds.weights(w=[value, 0.0]), "metrics": METRICS_SENT})
+        return Message(content, reply_to=Message(RecordDict(), 7, "train"))
+
+    found = validate_replies([reply(math.nan), reply(5.0), reply(6.0)], seeds.weights(w=[0.0, 0.0]), "num-examples")
+    assert found.w_KP.tolist() == [[5.0, 0.0]]
+    assert len(found.passed) == 1
+    assert list(found.refused.values()) == ["was not asked, or answered twice"]

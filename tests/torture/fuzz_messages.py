@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from torch import nn
 
 from lindt.engines.flower.wire import unpack_replies, unpack_tasks
-from lindt.engines.tallies import ScoreFormat
+from lindt.engines.messages import ScoreFormat
 from lindt.flower.protocol import instruction_of, penalty_of, record_of, reports_of
 from lindt.flower.recorder import RunRecorder
 from lindt.flower.replies import consistent_replies, load_arrays, validate_replies
@@ -46,7 +46,7 @@ def reply(data: bytes) -> None:
     message = _message(data)
     if message is None:
         return
-    expected = ScoreFormat(METRICS["accuracy"], 2, frozenset({0}))
+    expected = ScoreFormat(METRICS["accuracy"], (2,), frozenset({0}))
     honest = [_message(one) for one in _good()]  # anew each time: strategies change what they are given
     for kind, good in (("train", honest[0]), ("evaluate", honest[1])):
         asked = [Task(kind, "ab", i, 3, seeds.W, seeds.BUFFERS, True) for i in (0, 0)]  # type: ignore[arg-type]

@@ -174,7 +174,7 @@ def replies() -> list[bytes]:
     metrics = MetricRecord({"num-examples": 5, "train_loss": 0.5})
     trained = RecordDict({"arrays": weights(), "metrics": metrics})
     tested = RecordDict({"metrics": MetricRecord({"num-examples": 5, "accuracy": 0.5})})
-    ClientReport("a", 4, 3.0, 3.0, 2.0, 1, 0).attach(tested)
+    ClientReport("a", tally).attach(tested)
     greeting = ConfigRecord({"about": json.dumps({"held": [0], "clients": 2, "parameters": 3})})
     contents = [*(pack_replies([reply]) for reply in ours), trained, tested, RecordDict({"clients": greeting})]
     return [*(wire(content) for content in contents), wire(Error(1, "it failed"))]

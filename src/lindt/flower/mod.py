@@ -34,10 +34,19 @@ from lindt.client.training import NoPenalty, fit, forward_all, seeded
 from lindt.data.examples import LocalWork, as_examples
 from lindt.errors import PlanError, UserError, require
 from lindt.flower.client_store import ClientStore, default_folder
-from lindt.flower.protocol import ClientReport, Instruction, Next, instruction_of, must_be_last, penalty_of, record_of
+from lindt.flower.protocol import (
+    ClientReport,
+    Instruction,
+    Next,
+    instruction_of,
+    must_be_last,
+    penalty_of,
+    record_of,
+    sums_of,
+)
 from lindt.flower.replies import load_arrays, to_arrays
 from lindt.plan.metrics import METRICS, MeanOf
-from lindt.protocols import Context, Examples, Loss, Metric, Optimizer, Penalty, Predictor, Step
+from lindt.protocols import ClientTally, Context, Examples, Loss, Metric, Optimizer, Penalty, Predictor, Step
 from lindt.seeds import seed_for
 from lindt.weights import read_w
 
@@ -294,16 +303,15 @@ class LindtMod:
             local = trainer.scores(predict, test) if own else central
             alone = self._alone(context, instruction, store) if self.private_epochs else None
             better = local - alone if alone is not None else torch.zeros(0)
-            return ClientReport(
-                client=self._client(context),
+            tally = ClientTally(
                 samples=len(test),
-                central=float(central.sum()),
-                local=float(local.sum()),
-                private=None if alone is None else float(alone.sum()),
+                central=sums_of(central),
+                local=sums_of(local),
+                private=None if alone is None else sums_of(alone),
                 wins=int((better > 0).sum()),
                 losses=int((better < 0).sum()),
-                percent=trainer.metric.percent,
             )
+            return ClientReport(self._client(context), tally, trainer.metric.percent)
 
     def _predictor(
         self, record: ArrayRecord, context: AppContext, instruction: Instruction, store: ClientStore

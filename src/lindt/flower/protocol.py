@@ -7,22 +7,28 @@ What comes over the network is checked here; a malformed instruction or report r
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import Tensor
 
 from lindt.client.training import NoPenalty, Proximal
+from lindt.engines.messages import pack_tally, unpack_tally, whole_number
 from lindt.errors import UserError, in_short, one_line
+from lindt.plan.metrics import METRICS, MeanOf
 from lindt.protocols import ClientTally, Penalty
+from lindt.server.updates import MOST_SAMPLES
 
 PREFIX = "lindt-"
 REPORT = "lindt"  # the record of a Report in an evaluation's reply
-MOST = 2**40  # rounds, samples: beyond it no number is meant
-LARGEST = 1e18  # of a sum: the sum over clients of such is still a number
+
+
+MEAN: Final = MeanOf(torch.sub)  # stands for a client's own metric, whose function the server does not have
 
 
 @final
@@ -61,42 +67,39 @@ class Instruction:
                 raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no name of an experiment or session")
         if not isinstance(found["recovering"], bool):
             raise ValueError(f"{PREFIX}recovering = {in_short(found['recovering'])}: no flag")
-        numbers = {name: whole(found[name], PREFIX + name) for name in ("since", "round", "keep")}
+        numbers = {name: whole_number(found[name], PREFIX + name, MOST_SAMPLES) for name in ("since", "round", "keep")}
         return cls(str(found["experiment"]), str(found["session"]), recovering=found["recovering"], **numbers)
 
 
 @final
 @dataclass(frozen=True)
 class ClientReport:
-    """How a client fares on its own test data: sums over samples, no sample. `private` is of the model it trained
-    alone, None where it has none."""
+    """How a client fares on its own test data: sums over samples, no sample. Each sum of the tally is a pair, the sum
+    over the samples and their number; `percent` says that a sample's score lies between 0 and 1."""
 
     client: str
-    samples: int
-    central: float  # of the global model
-    local: float  # of what the client predicts with
-    private: float | None
-    wins: int = 0  # samples on which it is better off than alone
-    losses: int = 0
+    tally: ClientTally
     percent: bool = True
 
     @property
     def beta(self) -> float | None:
         """beta_i (Eq. 2)."""
-        return None if self.private is None else (self.local - self.private) / self.samples
+        alone = self.tally.private
+        return None if alone is None else float(self.tally.local[0] - alone[0]) / self.tally.samples
 
     def attach(self, content: RecordDict) -> None:
         """To the reply of the user's own evaluation: values beside the user's metrics, and the sums by themselves."""
-        metrics = content.metric_records
-        values = {"central": self.central, "local": self.local, "private": self.private}
-        shown = {PREFIX + name: value / self.samples for name, value in values.items() if value is not None}
+        metrics, tally = content.metric_records, self.tally
+        values = {"central": tally.central, "local": tally.local, "private": tally.private}
+        shown = {PREFIX + name: float(sums[0]) / tally.samples for name, sums in values.items() if sums is not None}
         if self.beta is not None:
             shown[PREFIX + "beta"] = self.beta
         record = next(iter(metrics.values())) if metrics else MetricRecord()
         record.update(shown)
         if not metrics:
             content["metrics"] = record
-        content[REPORT] = ConfigRecord({name: value for name, value in asdict(self).items() if value is not None})
+        sums = json.dumps(pack_tally(tally))
+        content[REPORT] = ConfigRecord({"client": self.client, "percent": self.percent, "tally": sums})
 
     @classmethod
     def detach(cls, content: RecordDict) -> ClientReport | None:
@@ -111,23 +114,22 @@ class ClientReport:
         client, percent = found.get("client"), found.get("percent")
         if not isinstance(client, str) or not 0 < len(client) <= 200 or not client.isprintable():
             raise ValueError("a report without a client's name")
-        samples = whole(found.get("samples"), "samples")
-        if samples < 1 or not isinstance(percent, bool):
-            raise ValueError("a report of no samples")
-        central, local = (_number(found.get(name), name) for name in ("central", "local"))
-        private = None if found.get("private") is None else _number(found["private"], "private")
-        wins, losses = (whole(found.get(name), name) for name in ("wins", "losses"))
-        sums = [value for value in (central, local, private) if value is not None]
-        if wins + losses > samples or (percent and not all(0 <= value <= samples for value in sums)):
-            raise ValueError("a report of more than its samples")
-        return cls(client, samples, central, local, private, wins, losses, percent)
+        if not isinstance(percent, bool):
+            raise ValueError("a report that does not say how its scores are read")
+        try:
+            table = json.loads(str(found.get("tally")))
+        except RecursionError:
+            raise ValueError("no tally") from None
+        tally = unpack_tally(table, METRICS["accuracy"] if percent else MEAN, (2,), private=None)
+        pairs = [sums for sums in (tally.central, tally.local, tally.private) if sums is not None]
+        if tally.attack_chances or any(float(sums[1]) != tally.samples for sums in pairs):
+            raise ValueError("a report of other samples than its own")
+        return cls(client, tally, percent)
 
-    def tally(self) -> ClientTally:
-        def pair(total: float) -> torch.Tensor:
-            return torch.tensor([total, self.samples], dtype=torch.float64)
 
-        private = None if self.private is None else pair(self.private)
-        return ClientTally(self.samples, pair(self.central), pair(self.local), private, self.wins, self.losses)
+def sums_of(scores: Tensor) -> Tensor:
+    """The scores of samples as a tally: their sum and their number."""
+    return torch.tensor([float(scores.sum()), len(scores)], dtype=torch.float64)
 
 
 def reports_of(replies: Iterable[Message]) -> tuple[dict[int, ClientReport], dict[int, str]]:
@@ -144,18 +146,6 @@ def reports_of(replies: Iterable[Message]) -> tuple[dict[int, ClientReport], dic
                 if report is not None:
                     reports[reply.metadata.src_node_id] = report
     return reports, faults
-
-
-def whole(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST:
-        raise ValueError(f"{name} = {in_short(value)}: no whole number from 0 to {MOST}")
-    return value
-
-
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-        raise ValueError(f"{name} = {in_short(value)}: no number up to {LARGEST:g}")
-    return float(value)
 
 
 Next = Callable[[Message, Context], Message]

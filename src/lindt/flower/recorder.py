@@ -274,14 +274,14 @@ class RunRecorder:
 
     def scored(self, round: int, reports: dict[int, ClientReport]) -> Scores | None:
         """After the evaluation: the round's line is whole."""
-        tallies = {self.number(node): report.tally() for node, report in reports.items()}
+        tallies = {self.number(node): report.tally for node, report in reports.items()}
         scores = None
         if tallies:
             # Each report is a sum over samples and their number: any metric that is a mean reads like accuracy.
             counted = frozenset(tallies)
             scores = summarise(tallies, METRICS["accuracy"], counted=counted, alphas=dict.fromkeys(tallies, 1.0))
             for node, report in reports.items():
-                self._know(self.number(node), test=report.samples, name=report.client)
+                self._know(self.number(node), test=report.tally.samples, name=report.client)
             self._tell(round, scores)
         if self.folder is None or self._saved is None or self._saved.round != round:
             return scores

@@ -1,8 +1,12 @@
-"""What the server takes of what comes back, before the strategy has it: copies of the weights, and who is refused.
+"""Flower's arrays: a stranger's bytes into values, an ArrayRecord into a user's nn.Module and back, and which replies
+the server takes before the strategy has them.
 
-An update with NaN, of another shape than the model or without weights would poison the mean or end the run. It is
-refused by name and reason, and the strategy does not see it. Errors that clients report go on to the strategy,
-which has its own way with them.
+NumPy's own reader allocates the size that the bytes claim before it has seen them: a header of 100 bytes asks for a
+terabyte, and the MemoryError ends the run. Here the bytes must be as many as they claim.
+
+A reply is refused by name and reason under the rules of server/updates.py, and where it is of another shape than the
+model or unlike the other replies: it would poison the mean or end the run. The strategy does not see it. Errors that
+clients report go on to the strategy, which has its own way with them.
 
 Legend: K clients answering, P weights.
 """
@@ -23,7 +27,7 @@ from torch import Tensor, nn
 
 from lindt.errors import UserError, one_line
 from lindt.server.detection.detector import flat
-from lindt.server.updates import LONGEST, MOST_SAMPLES
+from lindt.server.updates import length_fault, sender_fault, size_fault
 
 # What np.save writes, in format 1.0: whatever Flower's apps send. Booleans, whole numbers and floats, nothing else.
 _HEAD: Final = re.compile(
@@ -94,7 +98,11 @@ def _names(model: nn.Module, record: ArrayRecord) -> dict[str, str]:
 
 
 Values = dict[str, np.ndarray]
+
+
 Structure = tuple[tuple[str, tuple[int, ...]], ...]
+
+
 Layout = tuple[frozenset[str], frozenset[tuple[str, str, int]]]
 
 
@@ -148,20 +156,25 @@ def validate_replies(
     usual = _usual([reply for reply in whole if structure_of(_record(reply)) == expected])
     rows: list[tuple[int, Tensor, float, float]] = []
     refused: dict[int, str] = {}
-    for reply in sorted(replies, key=lambda reply: reply.metadata.src_node_id):
+    kept: set[int] = set()  # by place: a node may have sent two
+    asked = {reply.metadata.src_node_id for reply in replies}  # Flower's Grid takes answers of the nodes asked only
+    for place, reply in sorted(enumerate(replies), key=lambda each: each[1].metadata.src_node_id):
         node = reply.metadata.src_node_id
         try:
+            if fault := sender_fault(node, asked, {row[0] for row in rows[-1:]}):
+                raise ValueError(fault)
             values = _read(reply, expected)
             w = _weights(values, names)
             size = _size(reply, weighted_by, usual)
             if clipped_here and not _can_be_clipped(values, before):
                 raise ValueError("its update is zero, which Flower's clipping divides by")
-        except ValueError as fault:
-            refused[node] = one_line(str(fault))
+        except ValueError as error:
+            refused[node] = one_line(str(error))
         else:
+            kept.add(place)
             rows.append((node, w, _length(values, before), size))
     # In the order they came: a strategy may depend on it.
-    passed = [reply for reply in replies if reply.has_error() or reply.metadata.src_node_id not in refused]
+    passed = [reply for place, reply in enumerate(replies) if reply.has_error() or place in kept]
     w_KP = torch.stack([row[1] for row in rows]) if rows else torch.empty(0, 0)
     return ValidReplies(passed, names, [r[0] for r in rows], w_KP, [r[2] for r in rows], [r[3] for r in rows], refused)
 
@@ -182,8 +195,11 @@ def _read(reply: Message, expected: Structure) -> Values:
         raise ValueError("its weights have other names or shapes than the model's")
     values = {name: values_of(array) for name, array in record.items()}
     for name, _ in expected:
-        if np.issubdtype(values[name].dtype, np.inexact) and not np.isfinite(values[name]).all():
-            raise ValueError(f"NaN or infinity in {name}")
+        if np.issubdtype(values[name].dtype, np.inexact):
+            # A copy, as what came over the network is read-only; float16 would overflow in a sum of squares.
+            copy = np.array(values[name], np.promote_types(values[name].dtype, np.float32))
+            if fault := length_fault(torch.from_numpy(copy), "numbers too large to measure"):
+                raise ValueError(f"{fault} in {name}")
     return values
 
 
@@ -195,8 +211,8 @@ def _weights(values: Values, names: frozenset[str]) -> Tensor:
         w = flat({name: value for name, value in values.items() if name in names})
     except UserError as error:
         raise ValueError(str(error)) from None
-    if not float(torch.linalg.vector_norm(w)) <= LONGEST:
-        raise ValueError("its weights are too large to measure")
+    if fault := length_fault(w, "its weights are too large to measure"):
+        raise ValueError(fault)
     return w
 
 
@@ -247,8 +263,6 @@ def _size(reply: Message, weighted_by: str, usual: Layout | None) -> float:
         raise ValueError("its records or metrics have other names or lengths than most others'")
     metrics = reply.content.metric_records
     value = next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
-    if not isinstance(value, int | float) or not 0 <= value <= MOST_SAMPLES:
-        raise ValueError(f"its {weighted_by} is no number from 0 to {MOST_SAMPLES}")
-    if value == 0:  # a mean over such replies alone divides by zero
-        raise ValueError(f"its {weighted_by} is 0")
-    return float(value)
+    if fault := size_fault(value, weighted_by, whole=False):  # a mean over replies of size 0 alone divides by zero
+        raise ValueError(fault)
+    return float(value)  # type: ignore[arg-type]

@@ -1,14 +1,15 @@
 """What the server takes of what comes back: each answer is valid, or refused by name and reason. None ends a run.
 
-The rules are the same on every engine:
+The rules are the same on every engine, and for a Flower app of the user's own (flower/replies.py). The functions named
+`..._fault` return the reason in words, None where the rule is kept:
 
     who     a client that was asked, in the round that was asked, once; the first good answer counts
     w_i     one vector of P float32, all finite, no farther than LONGEST from w^{r-1}
     n_i     a whole number from 1 to MOST_SAMPLES. It is a claim: only WeightedMean and `scoring.weighting = "size"`
             listen to it, and under these one client may outweigh all others
     buffers of the model's shapes and types, floats within LONGEST, integers within MOST_COUNT
-    scores  sums that are finite and within LONGEST, an accuracy from 0 to 1; who sends others is missing from the
-            round's scores
+    scores  sums that are finite and within LONGEST, an accuracy from 0 to 1, no more wins and losses than
+            predictions; a client that sends others is missing from the round's scores
 
 A finite update within LONGEST is taken as it is, denormals too: how far it then moves w is bounded by clipping
 (`environment.privacy.S`) and by the aggregator. Float buffers are averaged without either.
@@ -18,19 +19,26 @@ Legend: K clients answering, P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 import torch
 from torch import Tensor
 
-from lindt.plan.metrics import Accuracy, MacroF1
+from lindt.errors import in_short
+from lindt.plan.metrics import Accuracy, MacroF1, MeanOf
 from lindt.protocols import Buffers, ClientTally, Metric, Reply
 
 LONGEST: Final = 1e18  # of an update: the squared distance of two such is still a float32
 MOST_SAMPLES: Final = 2**40
 MOST_COUNT: Final = 2**53  # of an integer in a buffer: a client that counts on from there does not overflow
+
+
+MOST_NOTES: Final = 200  # of a method, in one reply
+
+
+Sender = TypeVar("Sender")
 
 
 @final
@@ -62,7 +70,7 @@ def collect_updates(
     taken: dict[int, _ValidUpdates] = {}
     refused: list[Refusal] = []
     for reply in replies:
-        misplaced = _misplaced(reply, asked, taken.keys(), round)
+        misplaced = sender_fault(reply.client, asked, taken.keys()) or _round_fault(reply, round)
         if misplaced is None and len(taken) == wanted:
             continue  # too late: it was asked in case others would not answer
         found = misplaced or _read(reply, w, buffers, updates_KP[rows[reply.client]])
@@ -89,15 +97,36 @@ def collect_scores(replies: Iterable[Reply], asked: set[int], round: int, metric
     """The answers to an evaluation that can be added up, by client id; one with NaN would spoil everyone's scores."""
     found: dict[int, Reply] = {}
     for reply in replies:
-        placed = _misplaced(reply, asked, found.keys(), round) is None
-        if placed and _is_size(reply.size) and reply.tally is not None and _adds_up(reply.tally, metric):
+        fault = sender_fault(reply.client, asked, found.keys()) or _round_fault(reply, round)
+        fault = fault or size_fault(reply.size, "number of samples") or notes_fault(reply.notes or {})
+        if fault is None and reply.tally is not None and tally_fault(reply.tally, metric) is None:
             found[reply.client] = reply
     return {i: found[i] for i in sorted(found)}
 
 
-def _misplaced(reply: Reply, asked: Set[int], taken: Set[int], round: int) -> str | None:
-    if reply.client not in asked or reply.client in taken:
-        return "was not asked, or answered twice"
+def sender_fault(sender: Sender, asked: Set[Sender], taken: Set[Sender]) -> str | None:
+    """`taken` are the senders whose answer was taken already."""
+    return "was not asked, or answered twice" if sender not in asked or sender in taken else None
+
+
+def size_fault(size: object, name: str, *, whole: bool = True) -> str | None:
+    """`whole`: n_i must be an integer, as it is on our own engines; a Flower app may weigh by any number."""
+    number = type(size) is int if whole else isinstance(size, int | float)
+    if number and 0 < size <= MOST_SAMPLES and (size >= 1 or not whole):  # type: ignore[operator]
+        return None
+    wanted = "a whole number from 1" if whole else "a number above 0 and up"
+    return f"its {name} is {in_short(size)}, not {wanted} to {MOST_SAMPLES}"
+
+
+def length_fault(vector_P: Tensor, too_long: str) -> str | None:
+    """Of an update, or of weights: one pass finds NaN, infinity and too much of anything. `too_long` is what to say
+    where all of it is finite."""
+    if float(torch.linalg.vector_norm(vector_P)) <= LONGEST:
+        return None
+    return too_long if torch.isfinite(vector_P).all() else "NaN or infinity"
+
+
+def _round_fault(reply: Reply, round: int) -> str | None:
     return None if reply.round == round else f"answers round {reply.round}"
 
 
@@ -105,16 +134,16 @@ def _read(reply: Reply, w: Tensor, buffers: Buffers, update_P: Tensor) -> _Valid
     """Writes the update, or says in words why it cannot be taken."""
     if reply.fault is not None:
         return reply.fault
-    if not _is_size(reply.size):
-        return f"its number of samples is no whole number from 1 to {MOST_SAMPLES}"
+    if fault := size_fault(reply.size, "number of samples"):
+        return fault
     if reply.w is None or reply.w.numel() != w.numel():
         found = "no weights" if reply.w is None else f"{reply.w.numel()} weights"
         return f"{found} where the model has {w.numel()}"
     if reply.w.shape != w.shape or reply.w.dtype != w.dtype:
         return f"weights as {_kind(reply.w)} where the model has {_kind(w)}"
     torch.sub(reply.w, w, out=update_P)
-    length = float(torch.linalg.vector_norm(update_P))  # one pass finds NaN, infinity and too much of anything
-    if not length <= LONGEST:
+    if length_fault(update_P, "too long"):
+        # The difference of two finite vectors may be infinite: ask the weights themselves.
         finite = torch.isfinite(reply.w).all()
         return f"its update is longer than {LONGEST:g}" if finite else "NaN or infinity among the weights"
     if reply.buffers is None:
@@ -139,16 +168,52 @@ def _kind(values: Tensor) -> str:
     return f"{str(values.dtype).removeprefix('torch.')} {list(values.shape)}"
 
 
-def _is_size(size: object) -> bool:
-    return type(size) is int and 1 <= size <= MOST_SAMPLES
-
-
-def _adds_up(tally: ClientTally, metric: Metric) -> bool:
-    """Finite, small enough that no sum of many is infinite, and what such a metric can be."""
+def tally_fault(tally: ClientTally, metric: Metric) -> str | None:
+    """Whether a client's sums can be those of such a metric, and can be added to the other clients'."""
+    if fault := size_fault(tally.samples, "number of test samples"):
+        return fault
     parts = [part for part in (tally.central, tally.local, tally.private) if part is not None]
-    sums, values = [float(part.abs().max()) for part in parts], [metric.value(part) for part in parts]
+    if not all(float(part.abs().max()) <= LONGEST and _can_be(metric, part) for part in parts):
+        return "a tally of no value"
+    most = _predictions(tally, metric)
+    counts = (tally.wins, tally.losses, tally.attack_chances, tally.attack_central, tally.attack_local)
+    if min(counts) < 0 or max(tally.wins + tally.losses, tally.attack_chances) > most:
+        return "a tally that counts more samples than there are"
+    if max(tally.attack_central, tally.attack_local) > tally.attack_chances:
+        return "a tally of more successful attacks than chances"
+    return None
+
+
+def _can_be(metric: Metric, sums: Tensor) -> bool:
+    """By itself [1, -2] has a value; with another client's [1, 2] it leaves the federation none."""
+    if isinstance(metric, Accuracy) and not 0 <= float(sums[0]) <= float(sums[1]):
+        return False
+    if isinstance(metric, MacroF1) and not bool((sums >= 0).all()):
+        return False
+    if isinstance(metric, MeanOf) and not float(sums[1]) >= 1:
+        return False
     least, most = (0.0, 1.0) if isinstance(metric, Accuracy | MacroF1) else (-LONGEST, LONGEST)
-    return all(number <= LONGEST for number in sums) and all(least <= value <= most for value in values)
+    return least <= metric.value(sums) <= most  # of a user's own Metric only it knows more
+
+
+def _predictions(tally: ClientTally, metric: Metric) -> float:
+    """How many predictions wins, losses and attacks are counted over: a sample may have several, one a character."""
+    if isinstance(metric, Accuracy):
+        return float(tally.local[1])
+    if isinstance(metric, MacroF1):
+        return float(tally.local.sum())
+    return tally.samples if isinstance(metric, MeanOf) else MOST_SAMPLES
+
+
+def notes_fault(notes: Mapping[str, float]) -> str | None:
+    """NaN and infinity are no fault: the mean over clients leaves them out."""
+    if len(notes) > MOST_NOTES:
+        return f"more than {MOST_NOTES} notes"
+    if not all(isinstance(name, str) and len(name) <= 100 and name.isprintable() for name in notes):
+        return "a note's name is no name"
+    if any(LONGEST < abs(value) < float("inf") for value in notes.values()):
+        return f"a note of more than {LONGEST:g}"
+    return None
 
 
 def join_buffers(replies: list[Buffers]) -> Buffers:

@@ -194,6 +194,26 @@ def nothing(content: RecordDict) -> None:
     content.clear()
 
 
+def told(**changes: object) -> Callable[[RecordDict], None]:
+    """Client 3's reply with other fields."""
+
+    def change(content: RecordDict) -> None:
+        about = json.loads(str(content["reply-3"]["about"]))
+        content["reply-3"]["about"] = json.dumps(about | changes)
+
+    return change
+
+
+def scores(**changes: object) -> Callable[[RecordDict], None]:
+    def change(content: RecordDict) -> None:
+        about = json.loads(str(content["reply-3"]["about"]))
+        about["notes"] = changes.get("notes", about["notes"])
+        about["tally"] |= {name: value for name, value in changes.items() if name != "notes"}
+        content["reply-3"]["about"] = json.dumps(about)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -205,9 +225,9 @@ def nothing(content: RecordDict) -> None:
         (put(w=raw(torch.zeros(P), stype="pickle")), "one vector of <f4"),
         (nothing, "there is no record 'reply-3'"),
         (lambda content: content.pop("weights-3"), "there are no weights"),
-        (lambda content: content["reply-3"].update({"round": 1}), "round 1"),
-        (lambda content: content["reply-3"].update({"size": 2**60}), "size is no whole number"),
-        (lambda content: content["reply-3"].update({"size": 0}), "0 samples"),
+        (told(round=1), "round 1"),
+        (told(size=2**60), "no whole number"),
+        (told(size=0), "0 samples"),
     ],
 )  # fmt: skip
 def test_a_bad_answer_is_refused_by_name_and_the_run_goes_on(
@@ -236,17 +256,6 @@ def test_the_model_has_the_weights_that_the_cases_above_think() -> None:
     assert begin(plan, problem_for(plan)).w.numel() == P
 
 
-def scores(**changes: object) -> Callable[[RecordDict], None]:
-    def change(content: RecordDict) -> None:
-        about = json.loads(str(content["reply-3"]["scores"]))
-        for name, value in changes.items():
-            part = "notes" if name == "notes" else "tally"
-            about[part] = {**about[part], **({name: value} if part == "tally" else value)}  # type: ignore[dict-item]
-        content["reply-3"]["scores"] = json.dumps(about)
-
-    return change
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -260,10 +269,10 @@ def scores(**changes: object) -> Callable[[RecordDict], None]:
         scores(private=[1.0, 2.0]),
         scores(extra=1),
         scores(attack_local=5, attack_chances=4),
-        scores(notes={"alpha": float("inf")}),
+        scores(notes={"alpha": 1e30}),
         scores(notes={"x" * 101: 1.0}),
-        lambda content: content["reply-3"].update({"scores": "[" * 10**5}),
-        lambda content: content["reply-3"].pop("scores"),
+        lambda content: content["reply-3"].update({"about": "[" * 10**5}),
+        told(tally=None),
     ],
 )
 def test_a_tally_that_would_spoil_everyones_scores_is_left_out(

@@ -17,18 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, final
 
-import torch
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
-from lindt.client.training import forward_all
 from lindt.engines.flower.nodes import NodeRegistry, ReplyPoller
-from lindt.engines.flower.wire import EngineSession, failed, pack_tasks, unpack_replies
-from lindt.engines.tallies import ScoreFormat
+from lindt.engines.flower.wire import EngineSession, pack_tasks, unpack_replies
+from lindt.engines.messages import ScoreFormat, failed
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, counted_clients, first_model
+from lindt.plan.problem import Problem, first_model
 from lindt.protocols import Reply, Task
 from lindt.weights import read_w
 
@@ -82,13 +80,8 @@ class Flower:
         self._grid, self._pulls, self._patience = grid, ReplyPoller(grid), patience or Timeouts()
         self._session = EngineSession(secrets.token_hex(16))
         self._clients = len(problem.data)
-        model = first_model(problem, plan)
-        self._parameters = read_w(model).numel()
-        metric = problem.metric_for(plan)
-        test = problem.data[0][1]
-        outputs = forward_all(model.eval(), test, torch.device("cpu"))
-        alone = counted_clients(plan, range(self._clients)) if plan.alone.private else frozenset()
-        self._expected = ScoreFormat(metric, metric.tally(outputs, test.labels).numel(), alone)
+        self._parameters = read_w(first_model(problem, plan)).numel()
+        self._expected = ScoreFormat.of(plan, problem)
         self.registry = NodeRegistry(grid, self._pulls, self._send, self._clients, self._parameters)
         self._gathered = False
 

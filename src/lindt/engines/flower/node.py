@@ -26,8 +26,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore import log
 
 from lindt.client.private_store import meet_session
-from lindt.engines.flower.wire import EngineSession, failed, pack_replies, unpack_tasks
+from lindt.engines.flower.wire import EngineSession, pack_replies, unpack_tasks
 from lindt.engines.inprocess import InProcess
+from lindt.engines.messages import failed
 from lindt.errors import UserError
 from lindt.plan.file import from_dict
 from lindt.plan.problem import import_task, load_task, problem_for

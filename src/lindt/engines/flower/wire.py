@@ -1,8 +1,7 @@
 """What passes between server and node on Flower: Tasks and Replies as records. Nothing is pickled.
 
-Weights travel as raw bytes in an ArrayRecord, with their type and shape declared; scores and notes as JSON. All of it
-is checked before it is used: one tally of another length, with NaN or with more wins than samples would spoil
-everyone's scores.
+Weights travel as raw bytes in an ArrayRecord, with their type and shape declared, and are checked here; the rest of a
+reply travels as JSON and is checked in engines/messages.py.
 """
 
 from __future__ import annotations
@@ -17,13 +16,11 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from lindt.engines.tallies import MOST_SAMPLES, ScoreFormat, notes_of, tally_of, tally_values, whole
-from lindt.errors import one_line
+from lindt.engines.messages import MOST, ScoreFormat, failed, pack_reply, unpack_reply, whole_number
 from lindt.protocols import Buffers, Kind, Reply, Task
 
 RAW = "lindt.raw"  # how the bytes of an Array are to be read: as they lie in memory, little-endian
 FLOATS, COUNTS = "<f4", "<i8"
-MOST = 2**31  # of a round or a client's number
 
 
 @final
@@ -63,10 +60,10 @@ def unpack_tasks(content: RecordDict) -> tuple[list[Task], EngineSession]:
     words = isinstance(run, str) and isinstance(session, str) and isinstance(flag, bool)
     if kind not in ("train", "evaluate", "private") or not words or not isinstance(about.get("clients"), list):
         raise ValueError("no task of lindt's")
-    round, keep, since = (whole(about, name, MOST) for name in ("round", "keep", "since"))
+    round, keep, since = (whole_number(about.get(name), name, MOST) for name in ("round", "keep", "since"))
     w, buffers = _unpack_weights(content, "weights")
     kind, run, flag = cast(Kind, kind), cast(str, run), cast(bool, flag)
-    clients = [whole({"client": i}, "client", MOST) for i in cast(list[Any], about["clients"])]
+    clients = [whole_number(i, "client", MOST) for i in cast(list[Any], about["clients"])]
     if not clients or len(set(clients)) < len(clients):
         raise ValueError("a task for no client, or twice for one")
     return [Task(kind, run, i, round, w, buffers, flag, keep) for i in clients], EngineSession(
@@ -77,13 +74,7 @@ def unpack_tasks(content: RecordDict) -> tuple[list[Task], EngineSession]:
 def pack_replies(replies: Sequence[Reply]) -> RecordDict:
     content = RecordDict()
     for reply in replies:
-        about: dict[str, Any] = {"round": reply.round, "size": reply.size}
-        if reply.fault is not None:
-            about["fault"] = reply.fault
-        if reply.tally is not None:
-            scores = {"tally": tally_values(reply.tally), "notes": reply.notes or {}}
-            about["scores"] = json.dumps(scores, allow_nan=False)
-        content[f"reply-{reply.client}"] = ConfigRecord(about)
+        content[f"reply-{reply.client}"] = ConfigRecord({"about": json.dumps(pack_reply(reply))})
         if reply.w is not None and reply.buffers is not None:
             content[f"weights-{reply.client}"] = _pack_weights(reply.w, reply.buffers)
     return content
@@ -97,29 +88,12 @@ def unpack_replies(message: Message, tasks: Sequence[Task], expected: ScoreForma
     return [_unpack_reply(message.content, task, expected) for task in tasks]
 
 
-def failed(task: Task, reason: str) -> Reply:
-    return Reply(task.client, task.round, 0, fault=one_line(reason))
-
-
 def _unpack_reply(content: RecordDict, task: Task, expected: ScoreFormat) -> Reply:
     try:
-        about = dict(_config(content, f"reply-{task.client}"))
-        if isinstance(fault := about.get("fault"), str):
-            return failed(task, f"failed: {fault}")
-        round, size = whole(about, "round", MOST), whole(about, "size", MOST_SAMPLES)
-        if size < 1 or round != task.round:
-            raise ValueError(f"round {round}, {size} samples")
-        if task.kind == "private":
-            return Reply(task.client, round, size)
-        if task.kind == "train":
-            return Reply(task.client, round, size, *_unpack_weights(content, f"weights-{task.client}"))
-        found = json.loads(str(about.get("scores")))
-        if not isinstance(found, dict):
-            raise ValueError("no scores")
-        tally, notes = tally_of(found.get("tally"), task.client, expected), notes_of(found.get("notes"))
-        return Reply(task.client, round, size, tally=tally, notes=notes)
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        found = json.loads(str(_config(content, f"reply-{task.client}").get("about")))
+    except (ValueError, RecursionError) as error:
         return failed(task, f"sent what is no answer: {error}")
+    return unpack_reply(found, task, expected, lambda: _unpack_weights(content, f"weights-{task.client}"))
 
 
 def _config(content: RecordDict, name: str) -> ConfigRecord:

@@ -20,11 +20,12 @@ from typing import Self, final
 
 from lindt.client.private_store import FolderStore, forget_after
 from lindt.engines.inprocess import CLOSED, check_tasks
-from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes, reply_of, shared_file, task_line
+from lindt.engines.messages import ScoreFormat, unpack_reply
+from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes, shared_file, task_line
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, attackers_of, initial_weights
+from lindt.plan.problem import Problem, attackers_of, first_model, initial_weights
 from lindt.protocols import Reply, Task
 from lindt.resources import keep_memory
 
@@ -83,7 +84,8 @@ class Processes:
         self._scratch = tempfile.TemporaryDirectory(prefix="lindt-")
         scratch = Path(self._scratch.name)
         folder, cache = folder or scratch / "private", cache or scratch / "cache"
-        first = initial_weights(problem, plan)
+        model = first_model(problem, plan)
+        first = initial_weights(problem, plan, model)
         shape = (first.w_P.numel(), first.buffers.floats_F.numel(), first.buffers.counts_I.numel())
         self.count = os.cpu_count() or 1 if workers is None else workers
         self._file = shared_file()
@@ -91,12 +93,13 @@ class Processes:
         self._setup = {
             "plan": to_dict(plan), "task": task, "run": run, "folder": str(folder.resolve()),
             "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": 2 * self.count,
-            "problem": problem_hashes(plan, problem),
+            "problem": problem_hashes(plan, problem, model),
         }  # fmt: skip
         epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
         hostile = attackers_of(plan, len(problem.data))
         self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
         self._versions, self._run = FolderStore(folder, run), run
+        self._expected = ScoreFormat.of(plan, problem, model)
         self._workers: list[_Worker] = []
         self._dispatch = object()  # stands for the dispatch that the workers' answers belong to
         self._failed_starts = 0  # workers killed one after the other before they were ready
@@ -146,7 +149,7 @@ class Processes:
                 for key, _ in selector.select():
                     worker = self._workers[key.data]
                     try:
-                        self._receive(worker, key.data, done)
+                        self._receive(worker, key.data, done, tasks)
                     except EOFError:
                         selector.unregister(worker.line.connection)
                         worker = self._replace(key.data, waiting, tries)
@@ -197,7 +200,7 @@ class Processes:
         with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
             worker.line.send(task_line(task) | {"weights": slot})
 
-    def _receive(self, worker: _Worker, index: int, done: dict[int, Reply]) -> None:
+    def _receive(self, worker: _Worker, index: int, done: dict[int, Reply], tasks: Sequence[Task]) -> None:
         found = worker.line.receive()
         if "error" in found or "failure" in found:
             worker.task = None  # it has answered: the next dispatch has nothing to wait for
@@ -210,8 +213,8 @@ class Processes:
             worker.ready, self._failed_starts = True, 0
             return
         assert worker.task is not None
-        w, buffers = self.weights.get(index + 1) if found["trained"] else (None, None)
-        done[worker.task] = reply_of(found, w, buffers)
+        task = tasks[worker.task]
+        done[worker.task] = unpack_reply(found, task, self._expected, lambda: self.weights.get(index + 1))
         worker.task = None
 
     def _replace(self, index: int, waiting: list[int], tries: list[int]) -> _Worker:

@@ -1,5 +1,7 @@
 """What passes between the server's process and a worker: one JSON line a message, weights in shared memory.
 
+A reply's line is that of engines/messages.py.
+
 Nothing is pickled: a line holds numbers and words, and w lies in an unlinked file that both map.
 
 Legend: P trainable parameters, F floats and I integers in buffers.
@@ -19,15 +21,14 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lindt.client.training import forward_all
 from lindt.data.examples import subset
-from lindt.engines.tallies import tally_values, trusted_tally
 from lindt.plan.metrics import MeanOf
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, fingerprint, first_model
-from lindt.protocols import Buffers, Reply, Task
+from lindt.protocols import Buffers, Task
 
 
 @final
@@ -115,28 +116,18 @@ def task_line(task: Task) -> dict[str, Any]:
     return {name: getattr(task, name) for name in names}
 
 
-def reply_line(reply: Reply) -> dict[str, Any]:
-    tally = None if reply.tally is None else tally_values(reply.tally)
-    return {"client": reply.client, "round": reply.round, "size": reply.size, "tally": tally, "notes": reply.notes,
-            "trained": reply.w is not None}  # fmt: skip
-
-
-def reply_of(line: Mapping[str, Any], w: Tensor | None, buffers: Buffers | None) -> Reply:
-    tally = None if line["tally"] is None else trusted_tally(line["tally"])
-    return Reply(line["client"], line["round"], line["size"], w, buffers, tally, line["notes"])
-
-
-def problem_hashes(plan: Plan, problem: Problem) -> dict[str, str]:
+def problem_hashes(plan: Plan, problem: Problem, model: nn.Module | None = None) -> dict[str, str]:
     """A hash each of a problem's data, model, loss and metric, to compare the problem of a worker with the server's.
 
     Model, loss and metric are compared by name and by their results on a few samples, because two functions may share
-    a name. The name of the module is left out: what is `__main__` in the server has its own name in a worker.
+    a name. The name of the module is left out: what is `__main__` in the server has its own name in a worker. `model`
+    is an untrained `first_model`; without it one is built.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in the workers: the number of threads changes the last bits of a sum
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model = first_model(problem, plan)
+            model = first_model(problem, plan) if model is None else model
             torch.manual_seed(0)  # for a model that draws random numbers when it predicts
             train, _ = problem.data[0]
             few = subset(train, torch.arange(min(len(train), 16)))

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from lindt.engines.inprocess import InProcess
-from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes, reply_line
+from lindt.engines.messages import pack_reply
+from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes
 from lindt.errors import UserError
 from lindt.plan.file import from_dict
 from lindt.plan.plan import Plan
@@ -98,4 +99,4 @@ def _answer(engine: InProcess, weights: SharedWeights, asked: dict[str, Any], sl
         return {"failure": traceback.format_exc()}
     if reply.w is not None and reply.buffers is not None:
         weights.put(slot, reply.w, reply.buffers)
-    return reply_line(reply)
+    return pack_reply(reply)
