@@ -19,16 +19,16 @@ import sys
 from pathlib import Path
 from worlds import tiny_runtime
 from lindt.runs.play import RoundPlayed, run_plan
-from lindt.trackers.base import tracked
+from lindt.trackers.base import track_events
 
 def complain(text): sys.exit(text)
 
 name, folder = sys.argv[1], Path(sys.argv[2])
-events, played = tracked(run_plan(tiny_runtime(), folder), [name], complain), 0
+events, played = track_events(run_plan(tiny_runtime(), folder), [name], complain), 0
 while played < 2:
     played += isinstance(next(events), RoundPlayed)
 events.close()
-list(tracked(run_plan(None, folder, resume=True), [name], complain))
+list(track_events(run_plan(None, folder, resume=True), [name], complain))
 """
 
 READ = {
