@@ -22,7 +22,7 @@ def main(where: str | None) -> None:
     from lindt.client.private_store import FolderStore
     from lindt.plan.models import Cnn
     from lindt.protocols import RecoveryState
-    from lindt.runs.checkpoint import save_checkpoint
+    from lindt.runs.store import save_checkpoint
     from lindt.server.federation import RunState
     from lindt.weights import read_buffers, read_w
 

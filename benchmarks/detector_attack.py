@@ -22,14 +22,12 @@ from torch import Tensor
 
 from lindt.engines.inprocess import InProcess
 from lindt.environment.privacy import Gaussian
-from lindt.plan.methods import METHODS
+from lindt.plan.file import resolve
 from lindt.plan.plan import Alone, Plan, Scoring
-from lindt.plan.presets import resolve
 from lindt.plan.problem import attackers_of, problem_for
 from lindt.protocols import Aggregator, Reply, Statistic, Task
 from lindt.server.aggregation import GeometricMedian, Krum, Mean, Median
-from lindt.server.detection.divergence import measure
-from lindt.server.detection.rules import Rule
+from lindt.server.detection.divergence import Rule, measure
 from lindt.server.federation import RoundResult, federate
 
 STATISTICS: tuple[Statistic, ...] = ("delta", "clean", "spread", "median")
@@ -119,10 +117,9 @@ def drawn(K: int, P: int = 2000) -> Round:
 
 def watched(name: str, seed: int) -> Plan:
     """FedAvg in a preset's environment, four of twenty answering; the last ten rounds are scored."""
-    plan = resolve(name, seed=seed)
-    rule = replace(METHODS["watch"].recovery, epsilon=0.1, patience=25)  # type: ignore[type-var]
-    method = replace(METHODS["watch"], recovery=rule)
-    return replace(plan, method=method, scoring=Scoring(every=1000, last=10))
+    by_delta = ["detection=delta", "method=watch", "method.recovery.epsilon=0.1", "method.recovery.patience=25"]
+    plan = resolve(name, by_delta, seed=seed)
+    return replace(plan, scoring=Scoring(every=1000, last=10))
 
 
 class Shaping:

@@ -59,7 +59,7 @@ def growth(N: int, K: int, P: int) -> dict[str, float]:
         [((x, y), (x, y)) for _ in range(N)],
         lambda: nn.Sequential(nn.Linear(64, hidden), nn.ReLU(), nn.Linear(hidden, 10)),
     )
-    rounds = lindt.federate(plan, problem=problem)
+    rounds = lindt.federate(plan, problem=problem, preflight=False)
     next(rounds)
     taken = []
     for _ in range(5):

@@ -3,9 +3,8 @@
     .venv/bin/python benchmarks/shortcuts.py                       # the paper's CNN
     .venv/bin/python benchmarks/shortcuts.py --model cpu --dual    # the `cpu` scale's, as a dual; also digits, head
 
-`long` is plain autograd, `thin` makes no gradients of wide layers (client/sgd.py), `taped` plays such
-steps from a tape (src/lindt/client/replay.py). Turns of 5 steps alternate, so that a busy spell hits neighbours alike,
-and each ratio is taken within a turn.
+`long` is plain autograd, `taped` plays the same steps from a tape (client/training.py). Turns of 5 steps alternate, so
+that a busy spell hits neighbours alike, and each ratio is taken within a turn.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lindt.client import sgd
 from lindt.client.adaptations.dual import Dual
-from lindt.client.sgd import BEFORE, GradientStep
+from lindt.client.training import BEFORE, GradientStep
 from lindt.plan.models import Cnn, SmallCnn
 from lindt.resources import keep_memory
 
 STEPS, BATCH = 5, 10
-WIDE = {"long": sys.maxsize, "thin": sgd.WIDE, "taped": sgd.WIDE}
+WAYS = ("long", "taped")
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "paper": (Cnn().build, (3, 32, 32)),
     "cpu": (Cnn(side=16, kernel=3, channels=(16, 32), units=(128, 64)).build, (3, 16, 16)),
@@ -46,20 +44,18 @@ def main() -> None:
     torch.set_num_threads(1)
     keep_memory()
     build, shape = MODELS[options.model]
-    steps = {way: descent_of(way, build, options.dual) for way in WIDE}
-    taken: dict[str, list[float]] = {way: [] for way in WIDE}
+    steps = {way: descent_of(way, build, options.dual) for way in WAYS}
+    taken: dict[str, list[float]] = {way: [] for way in WAYS}
     warm = BEFORE // STEPS + 2  # turns until a tape is there
     for number in range(warm + options.turns):
-        ways = [*WIDE]
-        for way in ways[number % 3 :] + ways[: number % 3]:
-            seconds = turn(steps[way], way, shape, number)
+        for way in WAYS if number % 2 else WAYS[::-1]:
+            seconds = turn(steps[way], shape, number)
             taken[way] += [seconds] if number >= warm else []
     kind = f"{options.model}, {'dual' if options.dual else 'single'}"
     sys.stdout.write(f"{kind}: {1e3 * median(taken['taped']):.2f} ms a step, {options.turns} turns\n")
-    for one, other in (("thin", "long"), ("taped", "thin"), ("taped", "long")):
-        ratios = [a / b for a, b in zip(taken[one], taken[other], strict=True)]
-        low, _, high = quantiles(ratios, n=4)
-        sys.stdout.write(f"  {one} / {other}: {median(ratios):.3f} ({low:.3f} to {high:.3f})\n")
+    ratios = [a / b for a, b in zip(taken["taped"], taken["long"], strict=True)]
+    low, _, high = quantiles(ratios, n=4)
+    sys.stdout.write(f"  taped / long: {median(ratios):.3f} ({low:.3f} to {high:.3f})\n")
 
 
 def descent_of(way: str, build: Callable[[], nn.Module], dual: bool) -> GradientStep:
@@ -73,14 +69,13 @@ def descent_of(way: str, build: Callable[[], nn.Module], dual: bool) -> Gradient
     return GradientStep(lambda x, y: both.joint_loss(cross_entropy, x, y), groups, [model, local], kind)
 
 
-def turn(down: GradientStep, way: str, shape: tuple[int, ...], seed: int) -> float:
+def turn(down: GradientStep, shape: tuple[int, ...], seed: int) -> float:
     """Seconds a step."""
     torch.manual_seed(seed)
     x_N, y_N = torch.randn(STEPS * BATCH, *shape), torch.randint(10, (STEPS * BATCH,))
     batches: list[tuple[Tensor, Tensor]] = list(zip(x_N.split(BATCH), y_N.split(BATCH), strict=True))
     if len(shape) == 3:
         batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in batches]
-    sgd.WIDE = WIDE[way]  # type: ignore[misc]
     begun = time.process_time()
     for batch in batches:
         down(batch, 0.1, 5.0)

@@ -40,14 +40,14 @@ def main() -> None:
 def measure(method: str, rounds: int, workers: int, name: str = "cifar-nfl") -> dict[str, Any]:
     from lindt.engines.inprocess import InProcess
     from lindt.engines.processes.engine import Processes
-    from lindt.plan import presets
+    from lindt.plan.file import resolve
     from lindt.plan.problem import problem_for
     from lindt.resources import keep_memory
     from lindt.runs.store import Store
     from lindt.runs.summary import about_run
     from lindt.server.federation import begin, play_round
 
-    plan = presets.resolve(name, [f"method={method}", "alone.private=false", "scoring.last=1"], rounds=rounds)
+    plan = resolve(name, [f"method={method}", "alone.private=false", "scoring.last=1"], rounds=rounds)
     problem = problem_for(plan)
     keep_memory()  # as `lindt run` does
     training: list[float] = []

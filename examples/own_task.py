@@ -1,11 +1,12 @@
 """Data and a model of your own, for the command line: a function that returns a lindt.Problem.
 
-    lindt run --task examples.own_task:problem --rounds 80 --set method.recovery.epsilon=0.4
+    lindt run --task examples.own_task:problem --rounds 80
 
 Twelve clients read digits. Six of them use another code book: what the others call 0 they call 9, and so on.
 Every client holds all ten classes in like parts, so that no label count shows what is wrong; but no single
-model can be right for both camps. The weights show it, and each client's own model mends it. The threshold lies
-above what `healthy` shows, the same federation with one code book: docs/choosing-epsilon.md.
+model can be right for both camps. The clients' reports show it, and each client's own model mends it. `healthy` is the
+same federation with one code book. By the paper's rule, --set detection=delta --set method=runtime, epsilon has to lie
+above what `healthy` shows: docs/choosing-epsilon.md.
 """
 
 from __future__ import annotations

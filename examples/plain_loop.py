@@ -1,7 +1,8 @@
 """A plain federated loop on digits, written without lindt. The lines marked `# lindt` are all that was added.
 
 Ten clients hold two of the ten digits each. The averaged model serves them worse than what each can learn
-alone: negative federated learning. The server sees it in the weights; from then on clients train a dual model.
+alone: negative federated learning. Clients report what they gain on held-out data, and the server tests the reports;
+once federation hurts, clients train a dual model.
 
     python examples/plain_loop.py [rounds]
 """
@@ -44,31 +45,41 @@ def train_one(model, data, epochs=1):
 
 
 @torch.no_grad()
+def gain(model, alone, data):  # lindt
+    """The accuracy of the shared model less that of the model trained alone, with the mean square over the samples."""
+    d = (model(data[0]).argmax(1) == data[1]).double() - (alone(data[0]).argmax(1) == data[1]).double()  # lindt
+    return lindt.Paired(float(d.mean()), float(d.square().mean()))  # lindt
+
+
+@torch.no_grad()
 def accuracy(predict, clients):
     """In percent, the mean over the clients on their own test data; `predict(i, x)` is how client i predicts."""
     hits = [(predict(i, x).argmax(1) == y).float().mean() for i, (_, (x, y)) in enumerate(clients)]
     return float(100 * torch.stack(hits).mean())
 
 
-def main(rounds=40, skewed=True, epsilon=0.3, patience=10):
+def main(rounds=40, skewed=True):
     torch.set_num_threads(1)  # a model this small gains nothing from more
     torch.manual_seed(0)
     clients = list(digits_for(10, skewed))
+    held_out = [[part[:60] for part in test] for _, test in clients]  # lindt: nothing trains on these samples
+    clients = [(data, [part[60:] for part in test]) for data, test in clients]  # lindt: the others are the test data
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     alone = [copy.deepcopy(model) for _ in clients]
     for own, (data, _) in zip(alone, clients, strict=True):
         train_one(own, data, epochs=20)
     print(f"each client alone: {accuracy(lambda i, x: alone[i](x), clients):.1f}")
 
-    detector, private = lindt.Detector(epsilon, patience), {}  # lindt
+    detector, private = lindt.Detector(rounds=rounds, clients=len(clients)), {}  # lindt
 
     def predict(i, x):
         return lindt.intertwine(model, private[i])(x)[1] if i in private else model(x)  # lindt
 
     for r in range(1, rounds + 1):
-        recovering, updated = detector.negative, []  # lindt
+        recovering, updated, gains = bool(private) or detector.negative, [], {}  # lindt: once on, recovery stays on
         for i in torch.randperm(len(clients))[:5].tolist():
             local, data = copy.deepcopy(model), clients[i][0]
+            gains[i] = gain(model, alone[i], held_out[i])  # lindt
             if recovering:  # lindt
                 dual = lindt.intertwine(local, private.setdefault(i, copy.deepcopy(local)))  # lindt
                 train(lambda x, y, dual=dual: dual.joint_loss(cross_entropy, x, y), dual.parameters(), data)  # lindt
@@ -77,11 +88,11 @@ def main(rounds=40, skewed=True, epsilon=0.3, patience=10):
             updated.append(local.state_dict())
         average = {name: torch.stack([w[name] for w in updated]).mean(0) for name in updated[0]}
         model.load_state_dict(average)
-        verdict = detector.observe(updated, average)  # lindt
+        verdict = detector.observe(gains=gains, samples=60)  # lindt
         shared, used = accuracy(lambda i, x: model(x), clients), accuracy(predict, clients)
-        if verdict.negative != recovering or r % 10 == 0:
-            counted = f"Delta {verdict.delta:.2f}, rounds above {epsilon}: {verdict.count}, NFL: {verdict.negative}"
-            print(f"round {r}: {counted}; shared model {shared:.1f}, what the clients use {used:.1f}")
+        if verdict.since == r or r % 10 == 0:
+            found = f"{verdict.state}, gain {100 * verdict.gain:+.1f} +- {100 * verdict.error:.1f} points"
+            print(f"round {r}: {found}; shared model {shared:.1f}, what the clients use {used:.1f}")
     return verdict, shared, used
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 from lindt import registry
-from lindt.plan.methods import METHODS
+from lindt.plan.plan import METHODS
 
 
 @contextmanager

@@ -17,7 +17,8 @@ INTERRUPTED = (130, -signal.SIGINT)
 
 def command(out: str, rounds: int, engine: str = "inprocess", *, resume: bool = False) -> list[str]:
     """A federation of digits that recovers from its second round on, so that v_i are written too."""
-    plan = ["--rounds", str(rounds), "--set", "alone.epochs=1", "--set", "method.recovery.patience=0"]
+    sets = ["alone.epochs=1", "detection=delta", "method=runtime", "method.recovery.patience=0"]
+    plan = ["--rounds", str(rounds), *(word for assignment in sets for word in ("--set", assignment))]
     again = ["--resume"] if resume else []  # starts anew where nothing was begun
     return [sys.executable, "-m", "lindt.cli", "run", "--out", out, "--engine", engine, *plan, *again]
 

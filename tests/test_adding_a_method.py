@@ -20,10 +20,9 @@ from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.plan import file
-from lindt.plan.methods import METHODS, Method
+from lindt.plan.file import resolve
 from lindt.plan.models import SmallCnn
-from lindt.plan.plan import Alone, Plan
-from lindt.plan.presets import resolve
+from lindt.plan.plan import METHODS, Alone, Method, Plan
 from lindt.plan.problem import Problem, first_model, problem_for
 from lindt.server.federation import federate
 from lindt.weights import trainable

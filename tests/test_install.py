@@ -128,7 +128,7 @@ def test_an_installed_lindt_works_in_another_folder(way: str, clone: Path, reque
     assert "reproduce" in installed.command("lindt", "--help")
     listed = installed.command("lindt", "run", "--help")
     assert [name for name in PRESETS if name not in listed] == []
-    resolved = "import lindt; from lindt.plan import presets; print(*[lindt.resolve(n).name for n in presets.names()])"
+    resolved = "from lindt.plan.file import preset_names, resolve; print(*[resolve(n).name for n in preset_names()])"
     assert installed.command("python", "-c", resolved).split() == PRESETS
     assert "table3" in installed.command("lindt", "reproduce", "--list")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,8 +22,7 @@ from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.threats import Backdoor, LabelFlip, ModelReplacement, Threat, Until
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Alone, Plan, Scoring, Training
+from lindt.plan.plan import METHODS, Alone, Plan, Scoring, Training
 from lindt.plan.problem import problem_for
 from lindt.server.recovery import EveryoneTreated, OnDetection
 
@@ -193,7 +192,7 @@ class TestThreads:
 
 class TestRefusedBeforeTraining:
     def test_float_targets_with_a_metric_of_classes(self) -> None:
-        clients = [((x, x.sum(1)), (x, x.sum(1))) for (x, _), _ in CLIENTS]
+        clients = [((x, x.sum(1)), (u, u.sum(1))) for (x, _), (u, _) in CLIENTS]
 
         def loss(output: Tensor, y: Tensor) -> Tensor:
             return (output[:, 0] - y).square().mean()
@@ -270,6 +269,38 @@ class TestWrongArguments:
         with pytest.raises(UserError, match="model: it gives the same module"):
             next(federate(own(), clients=CLIENTS, model=lambda: one))
 
+    def test_models_that_share_weights_are_refused(self) -> None:
+        backbone = nn.Linear(3, 3)
+        kept = torch.zeros(3)
+
+        def tied() -> nn.Module:
+            return nn.Sequential(backbone, nn.Linear(3, 3))
+
+        def part() -> nn.Module:
+            model = net()
+            model.register_buffer("mean", kept[1:])  # another tensor each time, of the same memory
+            return model
+
+        for model, name in ((tied, "0.weight"), (part, "mean")):
+            with pytest.raises(UserError, match=f"model: two calls give modules that share {name}; build a new one"):
+                next(federate(own(), clients=CLIENTS, model=model))
+        assert torch.equal(kept, torch.zeros(3))
+
+    def test_models_that_do_not_follow_the_seed_are_refused(self) -> None:
+        draw = np.random.default_rng(0)
+
+        def model() -> nn.Module:
+            found = net()
+            with torch.no_grad():
+                found[0].weight.copy_(torch.from_numpy(draw.normal(size=tuple(found[0].weight.shape))))
+            return found
+
+        with pytest.raises(UserError, match=r"model: two calls with the same seed differ at 0\.weight; draw"):
+            next(federate(own(), clients=CLIENTS, model=model))
+        sizes = count(4)
+        with pytest.raises(UserError, match=r"model: two calls with the same seed differ at 0\.weight; draw"):
+            next(federate(own(), clients=CLIENTS, model=lambda: nn.Sequential(nn.Linear(3, next(sizes)))))
+
     def test_intertwine_knows_its_words(self) -> None:
         with pytest.raises(PlanError, match="scale = 'x'"):
             intertwine(net(), net(), scale="x")  # type: ignore[arg-type]
@@ -283,9 +314,9 @@ class TestWrongArguments:
 
     def test_the_detector_knows_its_words(self) -> None:
         with pytest.raises(PlanError, match="statistic = 'x'"):
-            Detector(statistic="x")  # type: ignore[arg-type]
+            Detector(0.1, statistic="x")  # type: ignore[arg-type]
         with pytest.raises(PlanError, match="counting = 'x'"):
-            Detector(counting="x")  # type: ignore[arg-type]
+            Detector(0.1, counting="x")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("clients", "new_global", "complaint"),
@@ -299,7 +330,7 @@ class TestWrongArguments:
     )
     def test_weights_that_are_none(self, clients: Any, new_global: Any, complaint: str) -> None:
         with pytest.raises(UserError, match=re.escape(complaint)):
-            Detector().observe(clients, new_global)
+            Detector(0.1).observe(clients, new_global)
 
     def test_is_negative(self) -> None:
         assert is_negative(np.array([1.0, -2.0]))

@@ -23,9 +23,8 @@ from lindt.data.partition import Partition
 from lindt.data.sources import SOURCES
 from lindt.environment.threats import SignFlip, Threat
 from lindt.plan.file import from_dict, from_toml, to_dict
-from lindt.plan.methods import Method
-from lindt.plan.metrics import METRICS
-from lindt.plan.plan import Plan
+from lindt.plan.plan import Method, Plan
+from lindt.plan.problem import METRICS
 from lindt.protocols import Adaptation, Aggregator, Metric, Recovery
 from lindt.registry import component, kind_of, kinds, register, register_method
 from lindt.server.aggregation import Mean, TrimmedMean
@@ -111,6 +110,7 @@ SETS = [
     "model=linear",
     "rounds=1",
     "alone.private=false",
+    "detection=delta",
 ]
 
 
@@ -128,14 +128,14 @@ def test_own_components_are_named_in_a_plan(own: ModuleType) -> None:
     assert (plan.method.aggregator, plan.environment.threat) == (own.HalfMean(), own.Silence(0.1))
     assert (plan.data.allocation, plan.data.source) == (own.Backwards(), "own-digits")
     assert from_dict(json.loads(json.dumps(to_dict(plan)))) == plan  # as a worker reads it
-    ((_, result),) = federate(plan)
+    ((_, result),) = federate(plan, preflight=False)
     assert result.scores is not None
     assert result.scores.central == 1.0  # the metric's constant
 
 
 def test_an_own_aggregator_and_an_own_method_are_played(own: ModuleType) -> None:
     assert METHODS["half"] == Method(aggregator=own.HalfMean(0.25), recovery=METHODS["fedavg"].recovery)
-    plain = ["environment.threat=no_threat", "environment.privacy=no_privacy", "rounds=1", "alone.private=false"]
+    plain = ["environment.threat=no_threat", "environment.privacy=no_privacy", "rounds=1", "detection=delta"]
     fedavg, half, before = (
         next(iter(federate(resolve("digits-nfl", [*plain, f"method={method}"]))))[0].w
         for method in ("fedavg", "half", "{aggregator={kind='half_mean', factor=0}, recovery='never'}")
@@ -165,7 +165,7 @@ def test_a_wrong_value_of_an_own_component_is_named(own: ModuleType) -> None:
 def test_the_module_of_a_task_may_define_them(tmp_path: Path) -> None:
     """By the command line, in processes of their own: nothing is imported but what --task names."""
     (tmp_path / "mine.py").write_text(OWN)
-    sets = ["rounds=1", "alone.private=false", "method=half", "environment.participation.rate=0.2"]
+    sets = ["rounds=1", "alone.private=false", "detection=delta", "method=half", "environment.participation.rate=0.2"]
     words = ["run", "--task", "mine:problem", "--out", "run", "--engine", "processes", "--json"]
     words += [word for assignment in sets for word in ("--set", assignment)]
     done = subprocess.run(
@@ -264,7 +264,8 @@ def test_components_by_hand() -> None:
     assert kinds(Threat)["sign_flip"] is SignFlip
     assert {kind_of(cls) for cls in kinds(Partition).values()} == set(kinds(Partition))
     assert set(kinds(Metric)) == set(METRICS) == {"accuracy", "macro_f1"}
-    own = {"digits", "cifar10", "cifar10-half", "mnist", "shakespeare", "generated-pictures", "generated-text"}
+    own = {"digits", "breast-cancer", "cifar10", "cifar10-half", "mnist", "mnist-small", "shakespeare"}
+    own |= {"generated-pictures", "generated-text", "generated-clusters", "two-camps", "two-camps-in-part"}
     assert set(SOURCES) == own
 
 

@@ -19,10 +19,8 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.errors import UserError
-from lindt.plan.methods import METHODS, Method
-from lindt.plan.metrics import Accuracy
-from lindt.plan.plan import Alone, Plan
-from lindt.plan.problem import Problem
+from lindt.plan.plan import METHODS, Alone, Method, Plan
+from lindt.plan.problem import Accuracy, Problem
 from lindt.protocols import ClientTally
 from lindt.runs.play import run_plan
 from lindt.runs.summary import privacy_budget
@@ -43,6 +41,7 @@ def little(**changes: Any) -> Problem:
     return Problem(**({"clients": data, "model": two_layers} | changes))
 
 
+DEPLOYED = {"noise": "system"}
 EVERYONE = Plan(rounds=4, environment=Environment(Sampled(rate=1.0)), alone=Alone(private=False))
 
 
@@ -55,24 +54,27 @@ def test_one_bad_batch_does_not_lose_a_client_for_good() -> None:
         return cross_entropy(output, y) * (float("nan") if calls == 2 else 1.0)
 
     plan = replace(EVERYONE, method=METHODS["lindt"])
-    refused = [[one.client for one in r.refused] for _, r in federate(plan, problem=little(loss=loss))]
+    refused = [[one.client for one in r.refused] for _, r in federate(plan, problem=little(loss=loss), preflight=False)]
     assert refused == [[0], [], [], []]
 
 
 def test_the_budget_follows_the_fewest_answers_and_the_buffers() -> None:
     plan = replace(EVERYONE, environment=Environment(Sampled(rate=0.2), privacy=Gaussian(S=1.0, sigma=3.0)))
     full, few = [{"answered": list(range(20))}] * 80, [{"answered": [1, 2]}] * 80
-    said = [privacy_budget(plan, 100, lines, buffers=False)["epsilon"] for lines in (full, full[1:] + few[:1], few)]
+    said = [privacy_budget(plan, 100, lines, False, DEPLOYED)["epsilon"] for lines in (full, full[1:] + few[:1], few)]
     assert said[0] < said[1] == said[2]
-    assert "buffers" in privacy_budget(plan, 100, full, buffers=True)["words"]
-    assert privacy_budget(plan, 100, full, buffers=True)["epsilon"] is None
+    assert "buffers" in privacy_budget(plan, 100, full, True, DEPLOYED)["words"]
+    assert privacy_budget(plan, 100, full, True, DEPLOYED)["epsilon"] is None
 
 
 def test_attackers_take_part_unevenly_so_nothing_is_amplified() -> None:
     quiet = Environment(Sampled(rate=0.1), privacy=Gaussian(S=1.0, sigma=3.0))
     attacked = replace(quiet, threat=tiny().environment.threat)
     lines = [{"answered": list(range(10))}] * 80
-    said = [privacy_budget(replace(EVERYONE, environment=e), 100, lines, False)["epsilon"] for e in (quiet, attacked)]
+    said = [
+        privacy_budget(replace(EVERYONE, environment=e), 100, lines, False, DEPLOYED)["epsilon"]
+        for e in (quiet, attacked)
+    ]
     assert said[0] < said[1]
 
 
@@ -82,7 +84,7 @@ def test_over_selection_is_part_of_the_sampling_rate() -> None:
 
     def said(participation: Sampled) -> dict[str, Any]:
         plan = replace(EVERYONE, environment=Environment(participation, privacy=Gaussian(S=1.0, sigma=0.6)))
-        return privacy_budget(plan, 100, lines, buffers=False)
+        return privacy_budget(plan, 100, lines, False, DEPLOYED)
 
     over, twenty = said(Sampled(active_clients=10, over_select=10)), said(Sampled(active_clients=20))
     assert over["epsilon"] == twenty["epsilon"] > said(Sampled(active_clients=10))["epsilon"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lindt.protocols import Buffers
-from lindt.server.updates import join_buffers
+from lindt.server.aggregation import Mean, join_buffers
 from lindt.weights import read_buffers, read_w, trainable, write
 
 
@@ -103,7 +103,7 @@ def test_float_buffers_are_averaged_and_counters_take_the_maximum() -> None:
     one.running_mean, two.running_mean = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 6.0])
     one.running_var, two.running_var = torch.tensor([1.0, 1.0]), torch.tensor([2.0, 4.0])
     one.num_batches_tracked, two.num_batches_tracked = torch.tensor(7), torch.tensor(12)
-    joined = join_buffers([read_buffers(one), read_buffers(two)])
+    joined = join_buffers([read_buffers(one), read_buffers(two)], Mean(), torch.ones(2))
     assert joined.floats_F.tolist() == [2.0, 4.0, 1.5, 2.5]
     assert joined.counts_I.tolist() == [12]
     target = nn.BatchNorm1d(2)
@@ -122,7 +122,7 @@ def test_a_model_without_buffers_has_empty_ones() -> None:
     model = nn.Linear(2, 1)
     none = read_buffers(model)
     assert (none.floats_F.shape, none.counts_I.shape, none.nbytes) == ((0,), (0,), 0)
-    joined = join_buffers([none, none, none])
+    joined = join_buffers([none, none, none], Mean(), torch.ones(3))
     assert joined.floats_F.dtype == torch.float32
     assert joined.counts_I.dtype == torch.int64
     before = copy.deepcopy(model)

@@ -15,14 +15,13 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor
-from lindt.plan.methods import METHODS, Method
 from lindt.plan.models import Linear
-from lindt.plan.plan import Alone, Data, Plan, Scoring
+from lindt.plan.plan import METHODS, Alone, Data, Method, Plan, Scoring
 from lindt.protocols import Context, Examples, Loss, Penalty, Reply, Task
 from lindt.server.recovery import OnDetection
 
 
-def tiny(method: str | Method = "fedavg", **changes: object) -> Plan:
+def tiny(method: str | Method = "fedavg", /, **changes: object) -> Plan:
     """Six clients with two classes each, one of them an attacker, noise; three answer; softmax regression."""
     plan = Plan(
         name="tiny",
@@ -34,7 +33,7 @@ def tiny(method: str | Method = "fedavg", **changes: object) -> Plan:
         alone=Alone(epochs=3, patience=2),
         scoring=Scoring(every=2, last=1),
     )
-    return replace(plan, **changes)  # type: ignore[arg-type]
+    return replace(plan, **changes)  # type: ignore[arg-type]  # all at once: a recovery may need a detection
 
 
 def tiny_runtime(patience: int = 1, **changes: object) -> Plan:

@@ -6,23 +6,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lindt.client.dual_model import Intertwined, intertwine
+    from lindt.client.adaptations.dual import Intertwined, intertwine
     from lindt.errors import PlanError, UserError
-    from lindt.plan.methods import METHODS, Method
-    from lindt.plan.plan import Plan
-    from lindt.plan.presets import resolve
+    from lindt.plan.file import resolve
+    from lindt.plan.plan import METHODS, Method, Plan
     from lindt.plan.problem import Problem
+    from lindt.protocols import GainReport, Paired
     from lindt.server.detection.detector import Detector, Verdict
-    from lindt.server.detection.rules import is_negative
+    from lindt.server.detection.divergence import is_negative
     from lindt.server.federation import RoundResult, RunState, federate
 
 
 __version__ = "0.1.0"
 _HOMES = {
     "Detector": "server.detection.detector",
-    "Intertwined": "client.dual_model",
-    "METHODS": "plan.methods",
-    "Method": "plan.methods",
+    "GainReport": "protocols",
+    "Intertwined": "client.adaptations.dual",
+    "METHODS": "plan.plan",
+    "Method": "plan.plan",
+    "Paired": "protocols",
     "Plan": "plan.plan",
     "PlanError": "errors",
     "Problem": "plan.problem",
@@ -31,15 +33,17 @@ _HOMES = {
     "UserError": "errors",
     "Verdict": "server.detection.detector",
     "federate": "server.federation",
-    "intertwine": "client.dual_model",
-    "is_negative": "server.detection.rules",
-    "resolve": "plan.presets",
+    "intertwine": "client.adaptations.dual",
+    "is_negative": "server.detection.divergence",
+    "resolve": "plan.file",
 }
 __all__ = [
     "METHODS",
     "Detector",
+    "GainReport",
     "Intertwined",
     "Method",
+    "Paired",
     "Plan",
     "PlanError",
     "Problem",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import reprlib
 from typing import Final
 
@@ -52,3 +53,27 @@ def in_short(value: object) -> str:
 def one_line(text: str, most: int = 300) -> str:
     """What somebody else said, as part of a sentence: one line, not too long, nothing that would steer a terminal."""
     return " ".join("".join(c if c.isprintable() else " " for c in text[: 10 * most]).split())[:most]
+
+
+# A full disk or a port in use is the user's to mend, whichever call met it.
+_ANYWHERE: Final = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EADDRINUSE, errno.EADDRNOTAVAIL}
+# These are the user's to mend where they name a path: without one they come from processes and sockets.
+_AT_A_PATH: Final = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.ENOTEMPTY,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+}
+
+
+def mendable(error: OSError) -> str | None:
+    """The sentence for an error of the system that its user can mend. Any other is ours, and keeps its traceback."""
+    if error.errno not in _ANYWHERE and (error.errno not in _AT_A_PATH or error.filename is None):
+        return None
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}"

@@ -6,7 +6,7 @@ Legend: P trainable parameters, F floats and I integers in buffers, n samples, C
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, final, runtime_checkable
 
@@ -46,7 +46,7 @@ class Buffers:
         return self.floats_F.nbytes + self.counts_I.nbytes
 
 
-@components_in("lindt.plan.metrics")
+@components_in("lindt.plan.problem")
 @runtime_checkable
 class Metric(Protocol):
     """A performance V (Sec. 3.2): higher is better."""
@@ -79,6 +79,35 @@ class ClientTally:
     attack_local: int = 0
 
 
+@final
+@dataclass(frozen=True)
+class Paired:
+    """Two predictors on the same samples: the mean and the mean square of the difference d of each sample.
+
+    d lies in [-1, 1]: the difference of a metric that lies in [0, 1], else the sign of the difference.
+    """
+
+    mean: float
+    square: float
+
+
+@final
+@dataclass(frozen=True)
+class GainReport:
+    """What a client adds to the answer of a visit: how the received w does on its validation part V_i.
+
+    Neither w nor P_i nor v_i trains on V_i. Positive means that the first of the two predictors is better.
+    """
+
+    samples: int  # of V_i
+    private: Paired  # w less the finished P_i
+    equal_age: Paired  # w less P_i after as many epochs as w has had, r E at most
+    adapted: Paired | None = None  # while recovery is on: what the client predicts with, less w
+    adapted_private: Paired | None = None  # ... less P_i
+    first_batch: float | None = None  # FL-GUARD: the score of w on the first training batch, less that of P_i on V_i
+
+
+PAIRS = ("private", "equal_age", "adapted", "adapted_private")  # of a GainReport, the comparisons
 Statistic = Literal["delta", "clean", "spread", "median"]
 
 
@@ -115,6 +144,39 @@ class RecoveryState:
     detections: int = 0
 
 
+VerdictState = Literal["too early", "undecided", "helps", "hurts"]
+
+
+@final
+@dataclass(frozen=True)
+class Decision:
+    """What one question is answered with, at the run's level alpha: does a first predictor beat a second one?"""
+
+    state: VerdictState = "too early"
+    since: int | None = None  # the round of the decision, where there is one
+    gain: float | None = None  # the estimate now: the mean over clients of what each reported last
+    error: float | None = None  # the standard error of `gain`, from the validation samples, each counted once
+    clients: int = 0  # that the estimate rests on
+    samples: int = 0  # of theirs, for validation
+    needed: int | None = None  # validation samples that would decide it, if `gain` stays as it is
+
+
+@final
+@dataclass(frozen=True)
+class DetectionState:
+    """The answers of a test so far, and its own numbers, from which it goes on after a resume.
+
+    `numbers` and `reports` are the test's memory: plain values, kept in the checkpoint.
+    """
+
+    verdict: Decision = field(default_factory=Decision)  # does federation help: w against P_i
+    warning: int | None = None  # the round of the early warning, where there is one
+    recovery: Decision | None = None  # what the clients predict with, against w; None before recovery
+    recovered: Decision | None = None  # ... against P_i
+    numbers: dict[str, float] = field(default_factory=dict)
+    reports: dict[ClientId, tuple[int, GainReport]] = field(default_factory=dict)  # a client's last, with its round
+
+
 @final
 @dataclass(frozen=True)
 class Evidence:
@@ -124,6 +186,22 @@ class Evidence:
     seen: Divergence | None
     answered: frozenset[ClientId]
     clients: int  # N
+    rounds: int | None = None  # that are planned
+    reports: Mapping[ClientId, GainReport] = field(default_factory=dict)  # of this round
+    detection: DetectionState | None = None  # as judged after it
+
+
+@components_in("lindt.server.detection")
+class Detection(Protocol):
+    """A test of whether the federation is negative, by what clients report of their gains."""
+
+    @property
+    def reports(self) -> bool:
+        """Whether clients keep a validation part and report."""
+        ...
+
+    def begin(self) -> DetectionState | None: ...
+    def judge(self, state: DetectionState | None, evidence: Evidence) -> DetectionState | None: ...
 
 
 @components_in("lindt.server.recovery")
@@ -245,7 +323,7 @@ class Task:
 @final
 @dataclass(frozen=True)
 class Reply:
-    """What comes back: w_i and n_i from training, a tally and the method's notes from evaluating."""
+    """What comes back: w_i, n_i and a gain report from training, a tally and the method's notes from evaluating."""
 
     client: int
     round: int
@@ -254,6 +332,7 @@ class Reply:
     buffers: Buffers | None = None
     tally: ClientTally | None = None
     notes: dict[str, float] | None = None
+    report: GainReport | None = None
     fault: str | None = None  # why there is nothing to take, where a client failed or could not be understood
 
 

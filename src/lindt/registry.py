@@ -197,17 +197,21 @@ def _component(protocol: type, value: Any, field: str) -> Any:
     if "kind" not in table:
         raise PlanError(_join(field, "kind"), None, f"is missing; choose among {sorted(known)}")
     chosen = among(known, table["kind"], _join(field, "kind"))
-    return _dataclass(chosen, {k: v for k, v in table.items() if k != "kind"}, field)
+    fields = {k: v for k, v in table.items() if k != "kind"}
+    own = field_names(chosen)
+    for key in fields:
+        others = sorted(kind for kind, other in known.items() if key in field_names(other)) if key not in own else []
+        if others:
+            words = f"{kind_of(chosen)} has no such field; {', '.join(others)} has it: set {_join(field, 'kind')} too"
+            raise PlanError(_join(field, key), fields[key], words)
+    return _dataclass(chosen, fields, field)
 
 
 def _dataclass(cls: type, value: Any, field: str) -> Any:
     if not isinstance(value, Mapping):
         raise PlanError(field, value, "give a table of fields")
     hints = typing.get_type_hints(cls)
-    names = {f.name for f in dataclasses.fields(cls) if f.init}
-    for key in value:
-        if key not in names:
-            raise PlanError(_join(field, key), value[key], f"no such field{_guess(key, names, kind_of(cls))}")
+    check_fields(cls, value, field)
     arguments = {key: build(hints[key], item, _join(field, key)) for key, item in value.items()}
     try:
         return cls(**arguments)
@@ -223,6 +227,21 @@ def _dataclass(cls: type, value: Any, field: str) -> Any:
         if not missing:
             raise
         raise PlanError(_join(field, missing[0]), None, f"is missing; {kind_of(cls)} needs it") from None
+
+
+def field_names(cls: Any) -> frozenset[str]:
+    """What a table may set of a component; none of one that is a function."""
+    return (
+        frozenset(f.name for f in dataclasses.fields(cls) if f.init) if dataclasses.is_dataclass(cls) else frozenset()
+    )
+
+
+def check_fields(cls: type, table: Mapping[str, Any], field: str) -> None:
+    """Raise a PlanError where the table names a field that the dataclass does not have."""
+    names = field_names(cls)
+    for key in table:
+        if key not in names:
+            raise PlanError(_join(field, key), table[key], f"no such field{_guess(key, names, kind_of(cls))}")
 
 
 def _plain(hint: Any, value: Any, field: str) -> Any:

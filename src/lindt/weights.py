@@ -1,7 +1,7 @@
 """A model as the server sees it: one flat vector w. It becomes an nn.Module once, at the client's door.
 
 w holds the trainable parameters, each tied one once; clip, noise and divergence see only these. Float
-buffers (BatchNorm's running statistics) travel beside w and are averaged without noise; integer buffers
+buffers (BatchNorm's running statistics) travel beside w and are joined without noise; integer buffers
 (its batch counter) take the maximum. Frozen parameters stay as the model was built and do not travel.
 
 Legend: K clients answering, P trainable parameters, F floats and I integers in buffers.
@@ -32,6 +32,11 @@ def read_buffers(module: nn.Module) -> Buffers:
         torch.cat(floats) if floats else torch.empty(0),
         torch.cat(counts).to(torch.int64) if counts else torch.empty(0, dtype=torch.int64),
     )
+
+
+def float_buffers(module: nn.Module) -> tuple[tuple[str, int], ...]:
+    """The name and the size of each part of `floats_F`, in order."""
+    return tuple((name, b.numel()) for name, b in module.named_buffers() if b.is_floating_point())
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,17 +9,19 @@ from typing import final
 
 from rich.console import Console
 
-from lindt.data.sources import SOURCES
 from lindt.errors import UserError
+from lindt_experiments.attacks import board
+from lindt_experiments.attacks.grid import cells
 from lindt_experiments.claims import claims
+from lindt_experiments.detectors import scoreboard
+from lindt_experiments.detectors.configurations import configurations
 from lindt_experiments.figures import record_traces
 from lindt_experiments.plans.catalog import EXHIBITS, Exhibit, cells_of, named
 from lindt_experiments.plans.scales import plan_for, size_of
 from lindt_experiments.plans.worlds import TASKS
 from lindt_experiments.queue.gather import Origin
-from lindt_experiments.queue.jobs import Job, jobs_for, keep_job, resume_jobs, to_play
-from lindt_experiments.queue.progress import progress_for, say_json
-from lindt_experiments.queue.queue import play_all
+from lindt_experiments.queue.jobs import Job, fetch_data, jobs_for, keep_job, resume_jobs, to_play
+from lindt_experiments.queue.progress import Audience, play_jobs, say_json
 from lindt_experiments.queue.work import seconds_a_unit, work_of
 from lindt_experiments.results.outcomes import Outcome, load
 from lindt_experiments.tables.pages import is_current, page_of, write_page
@@ -80,7 +81,7 @@ def reproduce(request: Request) -> int:
     """Play, keep, show. Returns the exit code: 1 where a run failed."""
     origin = Origin.now(request.command)
     left = resume_jobs(request.wanted(), request.kept(), request.scale, request.results, origin)
-    _check_data(left)
+    fetch_data(job.plan for job in left)
     failed = _play(request, left, origin)
     _trace(request)
     kept = request.kept()
@@ -94,24 +95,11 @@ def reproduce(request: Request) -> int:
 
 
 def _play(request: Request, jobs: Sequence[Job], origin: Origin) -> int:
-    failed = 0
+    def keep(job: Job) -> None:
+        keep_job(job, request.scale, request.results, origin)
+
     together = max(size_of(task, request.scale).together for task in TASKS)
-    with progress_for(request.console, request.as_json, jobs) as progress:
-        events = play_all(jobs, request.jobs, together)
-        try:
-            for one in events:
-                if one.happening == "ended":
-                    keep_job(one.job, request.scale, request.results, origin)
-                failed += one.happening == "failed"
-                progress.report(one)
-        except KeyboardInterrupt:
-            events.close()  # ends the processes
-            hint = f"stopped; what was played is kept: `{request.command}` goes on from there\n"
-            (sys.stderr if request.as_json else sys.stdout).write(hint)
-            sys.exit(130)
-        finally:
-            events.close()
-    return failed
+    return play_jobs(jobs, request.jobs, together, keep, Audience(request.console, request.as_json, request.command))
 
 
 def _trace(request: Request) -> None:
@@ -133,12 +121,6 @@ def show_claims(results: Path, console: Console, as_json: bool) -> None:
     for path in claims.write_pages(kept, results):
         if not as_json:
             console.print(str(path), highlight=False, soft_wrap=True)
-
-
-def _check_data(jobs: Sequence[Job]) -> None:
-    """Data that have to be fetched first are said once, not by every run."""
-    for source, test_share, text in {(j.plan.data.source, j.plan.data.test_share, j.plan.data.text) for j in jobs}:
-        SOURCES[source](test_share, 0, text)
 
 
 def _show(request: Request, exhibit: Exhibit, kept: Sequence[Outcome], origin: Origin) -> None:
@@ -203,3 +185,12 @@ def list_exhibits(console: Console, as_json: bool) -> None:
         else:
             line = f"{exhibit.name:9} {len(exhibit.cells):3} runs a seed   {exhibit.title}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+    boards = {
+        scoreboard.NAME: (len(configurations("cpu")), scoreboard.TITLE),
+        board.NAME: (len(cells("cpu")), board.TITLE),
+    }
+    for name, (runs, title) in boards.items():
+        if as_json:
+            say_json({"name": name, "runs_a_seed": runs, "title": title})
+        else:
+            console.print(f"{name:9} {runs:3} runs a seed   {title}", highlight=False, markup=False, soft_wrap=True)

@@ -17,7 +17,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from folders import about, line, mended, plan, scores, write_run
+from folders import about, gain_plan, helps, hurts, line, mended, plan, scores, too_early, undecided, write_run
+
+from lindt.report.page import write_report
 
 playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
@@ -26,7 +28,8 @@ pytestmark = pytest.mark.slow
 WAIT = 120_000  # ms: the machine may be busy
 ROUNDS = 120
 SHORT = ["--rounds", str(ROUNDS), "--engine", "inprocess"]
-for field in ("alone.epochs=3", "method.recovery.patience=4", "scoring.every=4", "scoring.last=2"):
+BY_DELTA = ("detection=delta", "method=runtime", "method.recovery.patience=4")
+for field in ("alone.epochs=3", *BY_DELTA, "scoring.every=4", "scoring.last=2"):
     SHORT += ["--set", field]
 
 
@@ -110,12 +113,12 @@ def test_a_run_is_followed_live(browser: Browser, tmp_path: Path) -> None:
         with going("run", "digits-nfl", *SHORT, "--out", "runs/live", folder=tmp_path) as running:
             page.get_by_role("button", name="live", exact=True).click()  # it appears by itself
             page.evaluate("window.notReloaded = true")
-            expect(page.locator(".events .detected")).to_contain_text("NFL suspected and confirmed")
+            expect(page.locator(".events .detected")).to_contain_text("NFL suspected: Delta was above")
             running.send_signal(signal.SIGSTOP)  # held while it is looked at: it goes on, but plays nothing
             expect(page.locator(".chip").first).to_have_text("running")
             expect(page.locator(".events .on")).to_contain_text("recovery on")
-            expect(page.locator("h1")).to_contain_text("Negative federated learning since round 5")
-            expect(page.get_by_text("so far (epsilon")).to_be_visible()
+            expect(page.locator("h1")).to_contain_text("Suspected by Delta since round 5")
+            expect(page.get_by_text("so far no guarantee: the noise comes from torch's generator")).to_be_visible()
             early = tab.points()
             running.send_signal(signal.SIGCONT)
             expect(page.locator(".chip").first).to_have_text("ended")
@@ -124,8 +127,9 @@ def test_a_run_is_followed_live(browser: Browser, tmp_path: Path) -> None:
         assert 5 <= early < tab.points() == ROUNDS
         assert page.evaluate("window.notReloaded") is True
         said = json.loads(output("show", "runs/live", "--json", folder=tmp_path))["verdict"]
-        assert said.startswith("Negative federated learning since round 5")
-        expect(page.locator("h1")).to_have_text(said)  # the terminal's verdict is the page's
+        assert said.startswith("Suspected by Delta since round 5")
+        clauses = [page.locator("h1").inner_text(), *page.locator(".clauses li").all_inner_texts()]
+        assert "; ".join(clauses) == said.replace(" -", " \u2212")  # the terminal's verdict is the page's
 
         page.locator("g.bar").first.click()
         client = page.locator("g.bar").first.get_attribute("data-client")
@@ -164,8 +168,8 @@ def test_a_report_from_disk(browser: Browser, tmp_path: Path) -> None:
     expect(rows.filter(has_text="LINDT")).to_contain_text("+10.7")
     expect(page.get_by_text("its band the lowest and the highest")).to_be_visible()
     page.get_by_role("link", name="s1").click()
-    expect(page.locator("h1")).to_contain_text("Negative federated learning since round 3: 2 of 3 clients were clearly")
-    expect(page.locator(".headline")).to_contain_text("It hurt and was mended")
+    expect(page.locator("h1")).to_contain_text("Suspected by Delta since round 3")
+    expect(page.locator(".headline")).to_contain_text("Gain above 0 now")
     sections = page.locator("section.block h2").all_inner_texts()
     assert sections == [
         "Delta against epsilon", "Accuracy", "Gain of each client", "Who answered", "At the attach points",
@@ -175,6 +179,39 @@ def test_a_report_from_disk(browser: Browser, tmp_path: Path) -> None:
     assert tab.wrong == []
     assert tab.asked == {f"file://{moved}"} | {url for url in tab.asked if url.startswith("data:")}
     page.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "tone", "colour", "marks"),
+    [
+        (too_early(), "waiting", "ink-soft", 0),
+        (undecided(), "unknown", "ink-soft", 1),
+        (helps(), "helps", "good", 2),
+        (hurts(), "hurts", "harm", 3),
+        (hurts(recovering=True), "mended", "good", 6),
+    ],
+)
+def test_the_four_states_and_their_colours(
+    browser: Browser, tmp_path: Path, lines: list[dict[str, Any]], tone: str, colour: str, marks: int
+) -> None:
+    write_report([write_run(tmp_path / "run", lines, the_plan=gain_plan())], tmp_path / "report.html")
+    for scheme, width in (("light", 1200), ("dark", 380)):
+        tab = Tab(browser, color_scheme=scheme, viewport={"width": width, "height": 900})
+        page = tab.page
+        page.goto(f"file://{tmp_path / 'report.html'}")
+        expect(page.locator(f".verdict.{tone} h1")).to_be_visible()
+        expect(page.get_by_role("heading", name="Gain on validation data", exact=True)).to_be_visible()
+        painted = "getComputedStyle(document.querySelector('.verdict')).borderLeftColor"
+        named = (
+            "(() => { const one = document.createElement('i'); one.style.color = 'var(--" + colour + ")'; "
+            "document.body.append(one); return getComputedStyle(one).color; })()"
+        )
+        assert page.evaluate(painted) == page.evaluate(named)
+        expect(page.locator(".events").first.locator("li")).to_have_count(marks)
+        assert page.locator(".chart").first.get_attribute("data-points") == str(len(lines))
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.wrong == []
+        page.close()
 
 
 @pytest.fixture

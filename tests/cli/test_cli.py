@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 SMALL = ["--set", "alone.epochs=2", "--set", "model.kind=linear", "--set", "method.adaptation.kind=global_only"]
-DUAL = ["--set", "alone.epochs=2", "--set", "method.recovery.patience=0"]
+BY_DELTA = ["--set", "detection=delta", "--set", "method=runtime", "--set", "method.recovery.patience=0"]
+DUAL = ["--set", "alone.epochs=2", *BY_DELTA]
 
 
 @pytest.fixture
@@ -41,7 +42,8 @@ def environment(folder: Path) -> dict[str, str]:
 def test_run_says_what_happens_and_leaves_a_folder(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     said = lindt("run", "--rounds", "3", "--out", "mine", *DUAL).stdout
     assert "round 1: NFL suspected: Delta was above epsilon = 0.1 in 1 rounds, more than r' = 0" in said
-    assert "NFL confirmed: the mean gain beta is -" in said
+    assert "round 1: beta is -" in said
+    assert "confirmed" not in said
     assert "no meaningful guarantee" in said
     assert (tmp_path / "mine" / "summary.json").exists()
     assert "mine" in lindt("run", "--out", "mine", "--resume").stdout  # ended: exits 0 and changes nothing
@@ -60,7 +62,57 @@ def test_compare_prints_a_table_with_references(lindt) -> None:  # type: ignore[
     for word in ("fedavg", "lindt-tm", "alone", "centralized", "central", "local", "beta", "worse off"):
         assert word in said
     again = lindt("compare", "--methods", "fedavg,lindt-tm", "--json", "--resume", *common).stdout.splitlines()
-    assert [json.loads(line)["event"] for line in again] == ["end", "end", "reference"]
+    assert [json.loads(line)["event"] for line in again] == ["end", "end", "reference", "detectors"]
+    assert json.loads(again[-1])["alarms"]["fedavg"].keys() == {"gain", "warning", "fl_guard", "delta"}
+
+
+TASK = """
+import torch
+from lindt import Problem
+def problem(broken, in_test=False):
+    def data(client):
+        g = torch.Generator().manual_seed(client)
+        x, y = torch.randn(40, 6, generator=g), torch.randint(2, (40,), generator=g)
+        part = slice(30, None) if in_test else slice(0, 30)
+        if client in broken:
+            x[part] = float("nan")
+        return (x[:30], y[:30]), (x[30:], y[30:])
+    return Problem([data(i) for i in range(4)], lambda: torch.nn.Linear(6, 2))
+def one(): return problem({3})
+def in_test(): return problem({2}, in_test=True)
+def every(): return problem({0, 1, 2, 3})
+"""
+OWN = ["--rounds", "3", "--set", "alone.epochs=1", "--set", "method.adaptation.kind=global_only"]
+
+
+@pytest.mark.parametrize(
+    ("task", "named"),
+    [
+        ("one", "client 3 (3 of its 3 updates refused, NaN or infinity among the weights)"),
+        ("in_test", "client 2 (NaN or infinity in its data)"),
+    ],
+)
+def test_a_client_with_nan_in_its_data_is_named_and_not_counted(lindt, tmp_path: Path, task: str, named: str) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "nan_task.py").write_text(TASK)
+    everyone = ["--set", "environment.participation.rate=1.0", "--set", "scoring.every=3"]
+    said = lindt("run", "--task", f"nan_task:{task}", *OWN, *everyone, "--out", "mine").stdout
+    assert f"left out of the gain on test data: {named}" in " ".join(said.split())
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    lines = [json.loads(line) for line in (tmp_path / "mine" / "rounds.jsonl").read_text().splitlines()]
+    broken = 3 if task == "one" else 2
+    scored = [line["scores"]["clients"] for line in lines if line["scores"]]
+    betas = [one["beta"] for clients in scored for one in clients if one["client"] != broken]
+    assert (summary["counted_clients"], summary["beta"]) == (3, pytest.approx(sum(betas) / len(betas)))
+    assert json.loads(lindt("show", "mine", "--json").stdout)["left_out_clients"] == [broken]
+
+
+def test_a_run_without_a_valid_update_is_an_error(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "nan_task.py").write_text(TASK)
+    words = "no valid update came back in any of 3 rounds, "
+    assert words in lindt("run", "--task", "nan_task:every", *OWN, "--out", "mine", code=2).stderr
+    assert words in lindt("run", "--out", "mine", "--task", "nan_task:every", "--resume", code=2).stderr
+    shown = json.loads(lindt("show", "mine", "--json").stdout)
+    assert shown["verdict"].startswith("No valid update came back in any of 3 rounds, ")
 
 
 def test_methods_and_describe(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -101,7 +153,12 @@ MISTAKES = [
     (["run", "--set", "environment.participation.active_clients=30"], "K is more than the N = 20 clients"),
     (["run", "--set", "data.allocation={kind='classes', per_client=11}"], "data.allocation.per_client = 11"),
     (["run", "--set", "method.aggregator={kind='trimmed_mean', share=0.5}"], "method.aggregator.share = 0.5"),
-    (["run", "--set", "method.recovery.epsilon=0"], "method.recovery.epsilon = 0.0"),
+    (["run", "--set", "method=watch", "--set", "method.recovery.epsilon=0"], "method.recovery.epsilon = 0.0"),
+    (
+        ["run", "--set", "detection=delta"],
+        "detection = 'delta': on_evidence follows the clients' reports: set detection",
+    ),
+    (["run", "--set", "alone.private=false"], "alone.private = False: reports compare w with a private model: set"),
     (["run", "--set", "method.adaptation.points=['fc9']"], "method.adaptation.points = 'fc9': no such submodule"),
     (["run", "--set", "method.adaptation.points=['fc2']"], "its output are the logits"),
     (["run", "--set", "model=cnn"], "client 0: model, loss or metric do not fit the data"),
@@ -232,7 +289,9 @@ def test_the_flags_are_frozen() -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     flags = {name: sorted(o for p in command.params for o in p.opts if o.startswith("-")) for name, command in commands.items()}  # fmt: skip  # noqa: E501
     common = ["--rounds", "--seed", "--out", "--engine", "--device", "--resume", "--task", "--set", "--json", "--track"]
-    flower = ["--superlink", "--root-certificates", "--noise", "--deadline", "--gather", "--comeback"]
+    common += ["--no-preflight"]
+    flower = ["--superlink", "--root-certificates", "--noise", "--deadline", "--gather", "--comeback", "--nodes"]
+    flower += ["--withhold"]
     assert flags["run"] == sorted(common + flower)
     assert flags["compare"] == sorted(["--methods", "--aggregators", "--attacks", *common])
     assert flags["show"] == flags["runs"] == ["--json"]

@@ -8,8 +8,10 @@ from worlds import tiny
 from lindt.cli.comparison import ComparisonGrid
 from lindt.environment.threats import Backdoor, ModelReplacement, NoThreat, SignFlip
 from lindt.errors import UserError
-from lindt.plan.methods import METHODS
+from lindt.plan.file import resolve
+from lindt.plan.plan import METHODS
 from lindt.server.aggregation import Krum
+from lindt.server.recovery import OnDetection
 
 BASE = tiny()  # a backdoor by 17% of six clients
 
@@ -19,6 +21,13 @@ def test_methods_alone_keep_their_aggregators_and_the_plans_attack() -> None:
     assert list(found) == ["fedavg", "trimmed-mean"]
     assert found["trimmed-mean"].method == METHODS["trimmed-mean"]
     assert found["fedavg"].environment == BASE.environment
+
+
+def test_a_rule_by_delta_can_be_reached_in_the_plans_rounds() -> None:
+    """The paper's r' of 250 could not flag anything in 80 rounds."""
+    short, long = resolve("digits-nfl"), resolve("digits-nfl", ["rounds=500"])
+    assert dict(ComparisonGrid.named("runtime").plans(short))["runtime"].method.recovery == OnDetection(patience=25)
+    assert dict(ComparisonGrid.named("runtime").plans(long))["runtime"].method.recovery == OnDetection(patience=250)
 
 
 def test_a_grid_is_every_combination() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import errno
 import functools
+import os
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +24,7 @@ from lindt.data.examples import Rows, subset
 from lindt.errors import PlanError
 from lindt.plan.plan import Alone, Plan, Scoring, Training
 from lindt.plan.problem import Problem, first_model
+from lindt.runs.files import seal, unseal
 from lindt.seeds import seed_for
 
 N = 24
@@ -226,7 +229,7 @@ def test_what_is_cached_is_not_trained_again(tmp_path: Path, steps: list[int]) -
     assert len(steps) == trained
     cache.outputs(lesson(name="client 1"))
     assert len(steps) > trained
-    assert len(list((tmp_path / "new" / "folder").iterdir())) == 2
+    assert len(list((tmp_path / "new" / "folder").rglob("*.safetensors"))) == 2
 
 
 def test_a_loss_has_the_same_key_in_every_process() -> None:
@@ -249,19 +252,21 @@ def test_a_stretched_lesson_does_not_choose_again(tmp_path: Path, steps: list[in
     found = cache.learned(lesson(stretched(2.0)))
     assert len(steps) - before == 2 * chosen * batches
     assert torch.equal(found.outputs, lesson(stretched(2.0)).learn().outputs)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 2
 
 
-def test_a_file_without_the_number_of_epochs_serves_the_plain_lesson(tmp_path: Path, steps: list[int]) -> None:
-    """As versions before the number was kept wrote them."""
-    outputs = lesson().learn().outputs
-    (tmp_path / f"{lesson().key()}.safetensors").write_bytes(save({"outputs": outputs}))
+def test_files_of_earlier_versions_are_trained_anew_and_said_once(
+    tmp_path: Path, steps: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"{lesson().key()}.safetensors").write_bytes(save({"outputs": torch.zeros(10, 3)}))  # not sealed
+    wanted = lesson().learn().outputs
     before = len(steps)
-    assert torch.equal(PrivateModelCache(tmp_path).outputs(lesson()), outputs)
-    assert len(steps) == before
-    assert torch.equal(
-        PrivateModelCache(tmp_path).outputs(lesson(stretched(0.5))), lesson(stretched(0.5)).learn().outputs
-    )
+    assert torch.equal(PrivateModelCache(tmp_path).outputs(lesson()), wanted)
+    assert len(steps) == 2 * before
+    (said,) = caplog.messages
+    assert said.startswith(f"{tmp_path}: its private models are of an earlier version of lindt, and are trained anew")
+    PrivateModelCache(tmp_path).outputs(lesson(name="client 1"))
+    assert len(caplog.messages) == 1
 
 
 def test_without_a_folder_nothing_is_kept(steps: list[int]) -> None:
@@ -271,24 +276,160 @@ def test_without_a_folder_nothing_is_kept(steps: list[int]) -> None:
     assert len(steps) == 2 * trained
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "noise", "renamed"])
-def test_a_damaged_file_is_made_anew(tmp_path: Path, steps: list[int], damage: str) -> None:
+def kept_file(cache: Path) -> Path:
+    (path,) = cache.rglob("*.safetensors")
+    return path
+
+
+def negated(whole: bytes) -> bytes:
+    """The sign bit of every output flipped: P_i's best class becomes its worst."""
+    tensors, _ = unseal(whole)
+    values = tensors["outputs"].numpy().tobytes()
+    assert values in whole
+    return whole.replace(values, (-tensors["outputs"]).numpy().tobytes())
+
+
+def sealed_with(**changes: Tensor | None) -> Callable[[bytes], bytes]:
+    """The same file with other tensors under a checksum that adds up; None leaves one out."""
+
+    def change(whole: bytes) -> bytes:
+        tensors, words = unseal(whole)
+        return seal({name: t for name, t in (tensors | changes).items() if t is not None}, words)
+
+    return change
+
+
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "empty": lambda _: b"",
+    "cut": lambda whole: whole[: len(whole) // 2],
+    "noise": lambda whole: b"\xff" * len(whole),
+    "renamed": lambda whole: whole.replace(b"outputs", b"stuputo"),
+    "negated": negated,
+    "not sealed": lambda whole: save(unseal(whole)[0]),
+    "another key": lambda whole: seal(unseal(whole)[0], {"key": lesson(name="client 1").key()}),
+    "NaN": sealed_with(outputs=torch.full((10, 3), torch.nan)),
+    "another shape": sealed_with(outputs=torch.zeros(10, 4)),
+    "too few samples": sealed_with(outputs=torch.zeros(9, 3)),
+    "whole numbers": sealed_with(outputs=torch.zeros(10, 3, dtype=torch.int64)),
+    "no epochs": sealed_with(epochs=None),
+    "epochs that cannot be": sealed_with(epochs=torch.tensor(99)),
+    "epochs in a list": sealed_with(epochs=torch.tensor([1, 2])),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_file_that_does_not_fit_is_set_aside_and_made_anew(
+    tmp_path: Path, steps: list[int], caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
     cache = PrivateModelCache(tmp_path)
     wanted = cache.outputs(lesson())
-    (path,) = tmp_path.iterdir()
+    path = kept_file(tmp_path)
     whole = path.read_bytes()
-    path.write_bytes(
-        {
-            "empty": b"",
-            "cut": whole[: len(whole) // 2],
-            "noise": b"\xff" * len(whole),
-            "renamed": whole.replace(b"outputs", b"stuputo"),
-        }[damage]
-    )
+    damaged = DAMAGE[damage](whole)
+    path.write_bytes(damaged)
     trained = len(steps)
     assert torch.equal(cache.outputs(lesson()), wanted)
     assert len(steps) == 2 * trained
     assert path.read_bytes() == whole
+    assert path.with_suffix(".damaged").read_bytes() == damaged
+    (said,) = caplog.messages
+    assert said.startswith(f"{path} does not fit (")
+    assert said.endswith("it is set aside as .damaged, and the private model is trained anew")
+    assert "\n" not in said
+
+
+def test_parts_for_the_validation_are_checked_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    training = replace(lesson(), validation=data(2, 7))
+    cache = PrivateModelCache(tmp_path)
+    wanted = cache.learned(training)
+    assert wanted.validation_en is not None
+    path = kept_file(tmp_path)
+    whole = path.read_bytes()
+    for change in (
+        {"validation": torch.full_like(wanted.validation_en, torch.nan)},
+        {"validation": wanted.validation_en[:, :6]},
+        {"validation": wanted.validation_en[:0]},
+        {"w": torch.zeros(3)},
+        {"floats": torch.zeros(3)},
+        {"counts": None},
+    ):
+        caplog.clear()
+        path.write_bytes(sealed_with(**change)(whole))
+        assert torch.equal(cache.learned(training).outputs, wanted.outputs)
+        assert len(caplog.messages) == 1
+        assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_no_link_is_followed_and_no_pipe_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    cache, victim = PrivateModelCache(tmp_path / "cache"), tmp_path / "victim"
+    wanted = cache.outputs(lesson())
+    path = kept_file(tmp_path / "cache")
+    path.rename(victim)
+    kept = victim.read_bytes()
+    if kind == "link":
+        path.symlink_to(victim)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    assert torch.equal(cache.outputs(lesson()), wanted)
+    assert "it is no plain file" in caplog.text
+    assert path.read_bytes() == kept == victim.read_bytes()
+    assert not path.is_symlink()
+
+
+@pytest.mark.parametrize("how", ["a file in the way", "a link", "a full disk"])
+def test_a_cache_that_cannot_be_written_is_said_once_and_does_not_end_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    folder = tmp_path / "cache"
+    if how == "a file in the way":
+        folder.write_bytes(b"")
+    elif how == "a link":
+        (tmp_path / "victim").mkdir()
+        folder.mkdir()
+        (folder / "sealed").symlink_to(tmp_path / "victim")
+    else:
+        monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space left")))
+    cache = PrivateModelCache(folder)
+    for name in ("client 0", "client 1"):
+        assert torch.equal(cache.outputs(lesson(name=name)), lesson(name=name).learn().outputs)
+    (said,) = caplog.messages
+    assert said.startswith(str(folder))
+    assert said.endswith("the run goes on without a cache; set LINDT_CACHE to another folder")
+    assert [path for path in tmp_path.rglob("*") if path.suffix == ".safetensors"] == []
+
+
+def test_a_model_gone_to_nan_is_not_kept(tmp_path: Path) -> None:
+    gone = lesson(loss=scaled_loss(torch.nan))
+    assert not torch.isfinite(PrivateModelCache(tmp_path).outputs(gone)).any()
+    assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+class Dropping(nn.Module):
+    """Prints as any other, and predicts as any other: only its training shows p."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.fc, self._p = nn.Linear(3, 3), p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(self.fc(x), self._p, self.training)
+
+
+class TrainedOtherwise(nn.Module):
+    """The same outputs in either mode: only its gradients show the factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.fc, self._factor = nn.Linear(3, 3), factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x)
+        return out.detach() + self._factor * (out - out.detach())
 
 
 class Doubled(nn.Module):
@@ -339,6 +480,10 @@ VARIANTS: dict[str, Callable[[], PrivateTraining]] = {
     "width": lambda: lesson(model=build(hidden=6)),
     "forward, 1": lambda: lesson(model=lambda: Doubled(1.0)),
     "forward, 2": lambda: lesson(model=lambda: Doubled(2.0)),
+    "dropout, 0.1": lambda: lesson(model=lambda: Dropping(0.1)),
+    "dropout, 0.9": lambda: lesson(model=lambda: Dropping(0.9)),
+    "gradient, 1": lambda: lesson(model=lambda: TrainedOtherwise(1.0)),
+    "gradient, 2": lambda: lesson(model=lambda: TrainedOtherwise(2.0)),
     "frozen weights": lambda: lesson(model=lambda: Doubled(1.0, frozen=2.0)),
     "metric": lambda: lesson(replace(PLAN, scoring=Scoring(metric="macro_f1"))),
     "metric, 2": lambda: lesson(metric=scaled_metric(2.0)),

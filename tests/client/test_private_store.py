@@ -28,9 +28,8 @@ from lindt.client.private_store import (
 )
 from lindt.errors import UserError
 from lindt.protocols import Buffers, RecoveryState
-from lindt.runs.checkpoint import load_checkpoint, save_checkpoint
-from lindt.runs.files import write_whole
-from lindt.runs.sealed import seal
+from lindt.runs.files import seal, write_whole
+from lindt.runs.store import load_checkpoint, save_checkpoint
 from lindt.server.federation import RunState
 from lindt.weights import read_buffers, read_w
 

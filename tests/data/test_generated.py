@@ -108,3 +108,24 @@ def test_clients_of_a_text_share_one_buffer() -> None:
     problem = problem_for(replace(plan, data=replace(plan.data, text=Text(window=20))))
     buffers = {part.x.untyped_storage().data_ptr() for pair in problem.data for part in pair}  # type: ignore[attr-defined]
     assert len(buffers) == 1
+
+
+def test_two_camps_contradict_each_other() -> None:
+    """The same class is called by other names in the second camp: all six, or the first two only."""
+    whole, part = generated.two_camps(0.5, 0), generated.two_camps_in_part(0.5, 0)
+    assert whole.roles is not None
+    assert torch.equal(whole.x, part.x)
+    second = whole.roles % 2 == 1
+    differs = whole.y != part.y
+    assert differs[second].float().mean() == pytest.approx(4 / 6, abs=0.05)
+    assert not differs[~second].any()
+    assert set(part.y[differs].tolist()) == {2, 3, 4, 5}
+    train = whole.roles[whole.train]
+    assert train.bincount().tolist() == [50] * 40  # half of every role
+
+
+def test_clusters_are_the_same_each_time_and_have_all_classes() -> None:
+    once, again = generated.clusters(0.5, 3), generated.clusters(0.5, 3)
+    assert torch.equal(once.x, again.x)
+    assert torch.equal(once.train, again.train)
+    assert once.y[once.train].bincount().tolist() == [150] * 10

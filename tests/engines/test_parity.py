@@ -21,8 +21,7 @@ from lindt.engines.processes.engine import Processes
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.errors import UserError
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Alone, Plan
+from lindt.plan.plan import METHODS, Alone, Plan
 from lindt.plan.problem import load_task, problem_for
 from lindt.protocols import Task
 from lindt.runs import files
@@ -153,7 +152,7 @@ def test_a_failure_in_a_worker_is_told_with_its_traceback(task: str) -> None:
     engine = Processes(plan, load_task(f"{task}:problem"), task=f"{task}:problem", workers=1)
     try:
         with pytest.raises(RuntimeError, match="only two at a time"):
-            list(federate(plan, problem=load_task(f"{task}:problem"), engine=engine))
+            list(federate(plan, problem=load_task(f"{task}:problem"), engine=engine, preflight=False))
     finally:
         engine.close()
 
@@ -163,7 +162,7 @@ def test_a_task_that_draws_other_data_in_every_process_is_refused(task: str) -> 
     engine = Processes(plan, load_task(f"{task}:fickle"), task=f"{task}:fickle", workers=1)
     try:
         with pytest.raises(UserError, match="draw them from a fixed seed"):
-            list(federate(plan, problem=load_task(f"{task}:fickle"), engine=engine))
+            list(federate(plan, problem=load_task(f"{task}:fickle"), engine=engine, preflight=False))
     finally:
         engine.close()
 
@@ -197,11 +196,11 @@ def test_killed_outright_the_server_leaves_no_orphans(tmp_path: Path) -> None:
 
 def test_small_work_stays_in_one_process_and_the_papers_work_does_not() -> None:
     from lindt.data.partition import Iid
-    from lindt.engines.select import workers_pay
+    from lindt.plan.file import resolve
     from lindt.plan.models import Cnn
     from lindt.plan.plan import Data
-    from lindt.plan.presets import resolve
     from lindt.plan.problem import Problem
+    from lindt.runs.play import workers_pay
 
     small = resolve("digits-nfl")
     assert not workers_pay(small, problem_for(small))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -42,6 +43,9 @@ def _time_limit() -> Iterator[None]:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+INSIDE = Path(__file__).parents[1] / "torture" / "inside"  # fails a worker's disk at a step
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +332,22 @@ def test_an_abandoned_dispatch_that_is_taken_up_again_says_so(plan: Plan, proble
     assert len(list(engine.dispatch(tasks))) == 6
     with pytest.raises(RuntimeError, match="this dispatch is over: another one"):
         next(first)
+
+
+def test_a_full_disk_in_a_worker_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from worlds import tiny_runtime
+
+    monkeypatch.syspath_prepend(str(INSIDE))
+    monkeypatch.setenv("LINDT_BREAK", f"v_i|written|1|{errno.ENOSPC}|{tmp_path / 'mark'}")
+    plan = tiny_runtime()
+    problem = problem_for(plan)
+    task = replace(tasks_for(plan, problem, range(1))[0], recovering=True)
+    with (
+        Processes(plan, problem, workers=1, folder=tmp_path) as engine,
+        pytest.raises(UserError, match=r"client-00000/round-000001\.safetensors: No space left on device$"),
+    ):
+        list(engine.dispatch([task]))
+    assert list(tmp_path.rglob("*.safetensors")) == []
 
 
 def test_v_i_of_an_abandoned_dispatch_are_forgotten_too(tmp_path: Path) -> None:

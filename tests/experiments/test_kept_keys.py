@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lindt_experiments.attacks import grid
+from lindt_experiments.detectors import configurations
 from lindt_experiments.figures import record_traces
 from lindt_experiments.plans.keys import content_key
 from lindt_experiments.plans.scales import plan_for
@@ -22,9 +24,14 @@ def test_every_kept_line_has_the_key_of_its_plan(file: str) -> None:
             continue
         if "panel" in line:
             plan, _ = record_traces.plan_for(line["panel"], line["scale"], line["seed"])
+        elif "attack" in line:
+            cell = grid.GridCell(line["attack"], line["aggregator"], line["method"])
+            plan = grid.plan_for(cell, line["scale"], line["seed"])
+        elif "configuration" in line:
+            plan = configurations.named(line["scale"], line["configuration"]).plan(line["index"])
         else:
             plan = plan_for(line["task"], line["world"], line["method"], line["scale"], line["seed"])
-        assert content_key(plan) == line["plan"], {key: line[key] for key in ("scale", "seed", "plan")}
+        assert content_key(plan) == line["plan"], {key: line.get(key) for key in ("scale", "seed", "configuration")}
 
 
 def test_there_are_kept_lines() -> None:

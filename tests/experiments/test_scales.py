@@ -15,10 +15,8 @@ from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor, NoThreat, Until
 from lindt.errors import UserError
-from lindt.plan import presets
-from lindt.plan.file import from_dict, to_dict
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.plan.file import from_dict, resolve, to_dict
+from lindt.plan.plan import METHODS, Alone, Plan, Scoring
 from lindt.server.aggregation import TrimmedMean
 from lindt.server.recovery import EveryoneTreated, OnDetection, Persist, QuietRounds
 from lindt_experiments.plans.catalog import EXHIBITS, cells_of, named
@@ -42,7 +40,7 @@ def paper(task: str, world: str = "nfl", method: str = "fedavg", seed: int = 0) 
     ],
 )
 def test_the_papers_scale_is_the_preset(preset: str, task: str, world: str, method: str) -> None:
-    wanted = presets.resolve(preset, seed=2)
+    wanted = resolve(preset, seed=2)
     assert replace(paper(task, world, method, 2), name=preset) == wanted
     assert wanted.scoring == Scoring(every=10, last=10)
 

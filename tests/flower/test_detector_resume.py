@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert read_run(tmp_path / "a").planned == 1
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "run.json").write_text(
-        '{"format": 1, "run": "x", "task": null, "clients": [], "metric_in_percent": true}'
+        f'{{"format": 1, "run": "{"0" * 32}", "task": null, "clients": [], "metric_in_percent": true}}'
     )
     with pytest.raises(UserError, match="not a Flower app's"):
         detector(tmp_path / "b")
@@ -283,7 +283,11 @@ def test_a_checkpoint_of_an_earlier_version_is_read(spoilt: bool, tmp_path: Path
         again = detector(folder, flower.FedAvgM(server_momentum=0.9))
         again.start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=5)
     assert any(f"goes on after round {2 if spoilt else 3}" in text for text in said)
-    assert lines(folder) == lines(tmp_path / "whole")
+    found, expected = lines(folder), lines(tmp_path / "whole")
+    for line in (*found[:3], *expected[:3]):  # scores that the earlier version did not have
+        for name in ("median_gain", "clearly_better"):
+            (line["scores"] or {}).pop(name, None)
+    assert found == expected
     assert w_after(folder, 5) == w_after(tmp_path / "whole", 5)
     left = {path.name for path in (folder / "checkpoint").iterdir() if path.suffix != ".damaged"}
     assert left - {"arrays-000003.safetensors"} == {"round-000004.safetensors", "round-000005.safetensors"}

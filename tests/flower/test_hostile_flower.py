@@ -104,3 +104,27 @@ def test_one_update_of_no_examples_is_refused_and_the_others_count() -> None:
     assert result.arrays["w"].numpy().tolist() == [-1.5, -2.0]
     assert detector.seen is not None
     assert detector.seen.delta == pytest.approx(2.5)  # (-3, -4) and (0, 0) around (-1.5, -2)
+
+
+@pytest.mark.parametrize(("sent", "reason"), [(1e6, "more than 1000 times"), (-1000.0, "not below 0")])
+def test_statistics_that_cannot_be_are_refused_before_the_strategy_sees_them(
+    sent: float, reason: str, tmp_path: Path
+) -> None:
+    """Four clients with BatchNorm; one of them sends its weights with variances that would spoil everyone's model."""
+
+    def app(message: Message, context: object) -> Message:
+        i = context.node_config["partition-id"]  # type: ignore[attr-defined]
+        statistics = {"bn.running_mean": [0.0], "bn.running_var": [sent if i == 2 else 1.0 + i]}
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({"arrays": arrays(w=[1.0, 2.0], **statistics), "metrics": metrics}), reply_to=message)
+
+    start = {"w": [0.0, 0.0], "bn.running_mean": [0.0], "bn.running_var": [1.0]}
+    detector = NFLDetector(FedAvg(fraction_evaluate=0.0), 1.0, 5, folder=tmp_path)
+    with heard() as said:
+        result = detector.start(FakeGrid(app, 4), arrays(**start), num_rounds=1)
+    assert any("its buffer bn.running_var" in text and reason in text for text in said)
+    assert result.arrays["bn.running_var"].numpy() == pytest.approx([(1 + 2 + 4) / 3])
+    (line,) = [json.loads(text) for text in (tmp_path / "rounds.jsonl").read_text().splitlines()]
+    assert len(line["answered"]) == 3
+    assert line["refused"][0]["reason"].startswith("its buffer bn.running_var")
+    assert line["buffer_div"] == pytest.approx((4 / 3 + 1 / 3 + 5 / 3) / 3)

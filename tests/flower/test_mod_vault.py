@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lindt.errors import PlanError, UserError
-from lindt.flower.client_store import ClientStore, default_folder
+from lindt.flower.client_store import AloneScores, ClientStore, default_folder
 from lindt.flower.protocol import Instruction
 
 
@@ -149,10 +149,10 @@ def test_where_it_lies_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_the_private_score_is_kept_for_the_same_key(tmp_path: Path) -> None:
     kept, scores = store(tmp_path), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
     assert kept.read_alone("a", 3) is None
-    kept.write_alone("a", scores)
+    kept.write_alone("a", AloneScores(scores), model(1.0))
     found = kept.read_alone("a", 3)
     assert found is not None
-    assert found.tolist() == [1.0, 0.0, 1.0]
+    assert found.test_n.tolist() == [1.0, 0.0, 1.0]
     assert kept.read_alone("b", 3) is None
     assert kept.read_alone("a", 4) is None
     (kept.home / "alone.safetensors").write_bytes(b"broken")

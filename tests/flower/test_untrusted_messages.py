@@ -23,7 +23,7 @@ from lindt.engines.messages import failed, unpack_notes, unpack_tally
 from lindt.flower import NFLDetector
 from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import validate_replies, values_of
-from lindt.plan.metrics import METRICS, MeanOf
+from lindt.plan.problem import METRICS, MeanOf
 from lindt.protocols import ClientTally, Metric, Task
 from lindt.server.scores import EXACT, paired_p_value
 

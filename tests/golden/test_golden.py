@@ -19,7 +19,7 @@ from worlds import tiny_runtime
 from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.dual import Dual
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
-from lindt.plan.methods import METHODS, Method
+from lindt.plan.plan import METHODS, Method
 from lindt.server.federation import federate
 
 GOLDEN = Path(__file__).with_name("golden.json")

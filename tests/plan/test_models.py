@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lindt.errors import PlanError
-from lindt.plan.models import Cnn, Linear, Lstm, Model, SmallCnn, parameters_of
+from lindt.plan.models import Cnn, Linear, Lstm, Mlp, Model, SmallCnn, parameters_of
 
 CNN = (32 * 3 * 25 + 32) + (64 * 32 * 25 + 64) + (1600 * 512 + 512) + (512 * 128 + 128) + (128 * 10 + 10)
 LSTM = 80 * 8 + 4 * 256 * (8 + 256 + 2) + 4 * 256 * (256 + 256 + 2) + (256 * 80 + 80)
@@ -19,6 +19,7 @@ def test_the_papers_counts() -> None:
     assert parameters_of(Lstm().build(80)) == LSTM == 819_920
     assert parameters_of(SmallCnn().build(10)) == SMALL == 13_706
     assert parameters_of(Linear(64).build(10)) == 650
+    assert parameters_of(Mlp(30, 16).build(2)) == 31 * 16 + 17 * 2
 
 
 def test_frozen_parameters_are_not_counted() -> None:
@@ -34,6 +35,7 @@ def test_frozen_parameters_are_not_counted() -> None:
         (SmallCnn(), torch.zeros(2, 1, 8, 8), 7),
         (Lstm(hidden=8), torch.zeros(2, 80, dtype=torch.int64), 80),
         (Linear(64), torch.zeros(2, 1, 8, 8), 4),
+        (Mlp(64, 8), torch.zeros(2, 1, 8, 8), 4),
     ],
 )
 def test_one_output_a_class(recipe: Model, x: torch.Tensor, classes: int) -> None:

@@ -23,12 +23,13 @@ from lindt.environment.privacy import Gaussian, Privacy
 from lindt.environment.threats import Backdoor, NextCharacter, Threat, Until
 from lindt.errors import PlanError, UserError
 from lindt.plan.file import from_dict, from_toml, override, to_dict
-from lindt.plan.methods import METHODS, Method
 from lindt.plan.models import Linear, Lstm, Model
-from lindt.plan.plan import Alone, Data, Plan, Scoring, Training
-from lindt.protocols import Adaptation, Aggregator, Penalty, Recovery, Stop
+from lindt.plan.plan import METHODS, Alone, Data, Method, Plan, Scoring, Training
+from lindt.protocols import Adaptation, Aggregator, Detection, Penalty, Recovery, Stop
 from lindt.registry import kind_of, kinds
 from lindt.server.aggregation import Median, TrimmedMean
+from lindt.server.detection.divergence import Delta
+from lindt.server.detection.gain import Gain
 from lindt.server.recovery import OnDetection, QuietRounds
 
 
@@ -44,8 +45,11 @@ def placed(protocol: type, component: Any) -> Plan:
     where = {Participation: "participation", Threat: "threat", Privacy: "privacy"}
     if protocol in where:
         return Plan(environment=dataclasses.replace(environment, **{where[protocol]: component}))
+    if protocol is Detection:
+        return Plan(detection=component)
+    detection = Gain() if getattr(component, "needs_reports", False) else Delta()
     part = {Adaptation: "adaptation", Aggregator: "aggregator", Penalty: "penalty", Recovery: "recovery"}
-    return Plan(method=dataclasses.replace(method, **{part[protocol]: component}))
+    return Plan(method=dataclasses.replace(method, **{part[protocol]: component}), detection=detection)
 
 
 def example(kind: type) -> Any:
@@ -53,10 +57,11 @@ def example(kind: type) -> Any:
 
 
 PROTOCOLS = (
-    Adaptation, Aggregator, Penalty, Recovery, Stop, Participation, Threat, Privacy, Partition, Model
+    Adaptation, Aggregator, Penalty, Recovery, Stop, Participation, Threat, Privacy, Partition, Model, Detection
 )  # fmt: skip
 KINDS = [(protocol, kind) for protocol in PROTOCOLS for kind in kinds(protocol).values()]
 FULL = Plan(
+    detection=Gain(alpha=0.1, combine="median"),
     name="everything-is-different",
     seed=7,
     rounds=3,
@@ -76,7 +81,7 @@ FULL = Plan(
         OnDetection(0.2, 3, "spread", "consecutive", QuietRounds(4), "once"),
         "global",
     ),
-    alone=Alone(private=False, epochs=3, patience=2, held_out=0.5, refit=False),
+    alone=Alone(epochs=3, patience=2, held_out=0.5, refit=False),
     scoring=Scoring(2, 3, "macro_f1", "given", (1.0, 0.0, 2.5), "counted"),
 )
 
@@ -139,6 +144,11 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("[training]\nepoch = 2", "training.epoch", ["2", "no such field", "did you mean 'epochs'?"]),
     ("sede = 1", "sede", ["1", "did you mean 'seed'?"]),
     ("[training]\nxyzzy = 1", "training.xyzzy", ["no such field", "batch, decay, epochs, max_norm, rate"]),
+    (
+        "[method.recovery]\nkind = 'on_evidence'\nepsilon = 0.1",
+        "method.recovery.epsilon",
+        ["on_evidence has no such field", "on_detection has it", "set method.recovery.kind too"],
+    ),
     ("[method.aggregator]\nkind = 'mean'\nshare = 0.2", "method.aggregator.share", ["0.2", "no such field"]),
     ("[data.allocation]\nkind = 'classes'\nper_clients = 3", "data.allocation.per_clients", ["'per_client'"]),
     # another type

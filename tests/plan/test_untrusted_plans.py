@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from untrusted import fed
 
 from lindt.errors import PlanError, UserError, in_short, one_line
-from lindt.plan.file import from_dict, from_toml, override
-from lindt.plan.toml import MOST_CHARACTERS, read_toml
+from lindt.plan.file import MOST_CHARACTERS, from_dict, from_toml, override, read_toml
 
 target, plans = fed("plan")
 

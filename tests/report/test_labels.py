@@ -16,7 +16,7 @@ from matplotlib.text import Text
 from rich.console import Console
 
 from lindt.cli import execution
-from lindt.plan import presets
+from lindt.plan.file import resolve
 from lindt.report.labels import ATTACKER, BENIGN, draw_labels, label_figure
 
 
@@ -123,7 +123,7 @@ def test_a_table_of_many_clients_is_cut(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(execution, "MOST_ROWS", 3)
     said = io.StringIO()
     session = execution.CommandContext(Console(file=said, width=120))
-    execution.describe_data(session, presets.resolve("digits-nfl"), tmp_path / "labels.png")
+    execution.describe_data(session, resolve("digits-nfl"), tmp_path / "labels.png")
     text = said.getvalue()
     assert "20 clients" in text
     assert "and 17 clients more; --json lists all" in text

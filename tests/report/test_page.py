@@ -37,7 +37,7 @@ def test_a_report_holds_the_runs_and_the_verdict(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs" / "one", mended())
     write_report([folder], tmp_path / "report.html")
     (run,) = embedded((tmp_path / "report.html").read_text())
-    assert run["verdict"]["sentence"].startswith("Negative federated learning since round 3: 2 of 3")
+    assert run["verdict"]["sentence"].startswith("Suspected by Delta since round 3; in that round the mean gain was")
     assert (run["id"], run["state"], run["method"], run["planned"]) == ("one", "ended", "LINDT on detection", 10)
     assert run["rule"] == {"epsilon": 0.1, "patience": 2, "statistic": "delta", "counting": "cumulative"}
     third = run["rounds"][2]

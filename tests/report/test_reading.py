@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from folders import about, line, mended, write_run
+from folders import about, line, mended, scores, write_run
 
 from lindt.errors import UserError
 from lindt.report import reading as lines_module
@@ -84,6 +84,21 @@ def test_half_a_line_is_broken_only_once_nobody_writes(tmp_path: Path) -> None:
         assert len(reader.read().rounds) == 2
         file.write(whole[:20])
     assert reader.read().said == ("1 broken line of rounds.jsonl left out",)
+
+
+def test_a_client_that_falls_out_changes_earlier_rounds(tmp_path: Path) -> None:
+    """Its page takes the run anew: the scores that it has are of other clients."""
+    refusal = [{"client": 1, "reason": "NaN"}]
+    lines = [line(1, scores=scores([0.1, 0.3])), line(2, answered=[0], refused=refusal)]
+    folder = write_run(tmp_path, lines, ended=False)
+    reader = Reader(folder)
+    run = reader.read()
+    assert (run.excluded, run.anew, run.scored[0]["scores"]["beta"]) == ({}, 0, pytest.approx(0.2))
+    with (folder / "rounds.jsonl").open("a") as file:
+        file.write(json.dumps(line(3, answered=[0], refused=refusal)) + "\n")
+    run = reader.read()
+    assert (run.excluded, run.anew) == ({1: "2 of its 3 updates refused, NaN"}, 1)
+    assert (run.scored[0]["scores"]["beta"], reader.read().anew) == (0.1, 1)
 
 
 def test_a_reader_reads_on_and_begins_anew_where_a_run_was_cut_back(tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import about, line, mended, plan, scores, write_run
+from folders import about, gain_plan, hurts, line, mended, plan, scores, undecided, write_run
 from rich.console import Console
 
 from lindt.cli.show import table
 from lindt.errors import UserError
+from lindt.report import reading
 from lindt.report.page import write_report
+from lindt.report.payload import privacy_spent_so_far
 from lindt.report.reading import read_run
 from lindt.report.tables import write_table
 from lindt.report.terminal import ASCII, chart, run_rows, runs_table, show
@@ -62,8 +64,8 @@ def test_show_says_the_verdict_and_draws(tmp_path: Path) -> None:
     assert verdict(run).sentence in said
     assert "by-hand, LINDT on detection, seed 0, ended" in said
     assert "Delta against epsilon = 0.1" in said
-    assert "mean gain over training alone, in points" in said
-    assert "D: NFL suspected, recovery on from the next round" in said
+    assert "mean gain over training alone, on test data, in points" in said
+    assert "D: NFL suspected by Delta, recovery on from the next round" in said
     assert "plan.toml --out runs/again" in said
 
 
@@ -74,8 +76,8 @@ def test_runs_are_listed_with_state_method_delta_and_gain(tmp_path: Path) -> Non
     console = terminal(160)
     console.print(runs_table(list(run_rows(tmp_path))))
     rows = [row.split() for row in text_of(console).splitlines()]
-    assert ["good", "ended", "LINDT", "on", "detection", "10/10", "0.050", "+10.7", "0/3", "3"] in rows
-    assert ["dead", "crashed", "LINDT", "on", "detection", "1/10", "0.200", "-", "-", "no"] in rows
+    assert ["good", "ended", "LINDT", "on", "detection", "10/10", "0.050", "+10.7", "0/3", "flagged", "3"] in rows
+    assert ["dead", "crashed", "LINDT", "on", "detection", "1/10", "0.200", "-", "-", "not", "flagged"] in rows
     assert any(row[:2] == ["odd", "unreadable"] for row in rows)
 
 
@@ -107,6 +109,33 @@ def test_a_table_of_no_run_or_into_no_folder_is_refused(tmp_path: Path) -> None:
     assert len(rows_of(tmp_path / "t.csv")) == 10  # a run that is named twice is there once
 
 
+def test_what_is_left_out_of_a_table_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "runs" / "a", mended())
+    lines = (run / "rounds.jsonl").read_bytes().splitlines(keepends=True)
+    monkeypatch.setattr(reading, "LONGEST_FILE", len(b"".join(lines[:4])))
+    table([run], tmp_path / "t.csv")
+    said = capsys.readouterr().out
+    assert "rounds.jsonl is too large; the rounds after 4 were left out" in said
+    assert "t.csv: 4 rows" in said
+    for n in range(5):
+        (tmp_path / "runs" / f"b{n}").mkdir()
+    monkeypatch.setattr(reading, "MOST_FOLDERS", 4)
+    for command in (lambda: table([tmp_path / "runs"], tmp_path / "u.csv"), lambda: list(run_rows(tmp_path / "runs"))):
+        with pytest.raises(UserError, match="runs: it holds more than 4 folders; name one with fewer in it"):
+            command()
+    assert not (tmp_path / "u.csv").exists()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_run_without_clients_is_reported(tmp_path: Path, ended: bool) -> None:
+    noisy = plan(environment={"privacy": {"kind": "gaussian", "sigma": 0.01, "S": 15.0}})
+    run = write_run(tmp_path / "a", mended(), the_about=about(0), the_plan=noisy, ended=ended)
+    write_report([run], tmp_path / "r.html")
+    assert privacy_spent_so_far(read_run(run)).words == "not known: run.json names no clients"
+
+
 def test_a_table_per_round_and_per_client(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / name, mended())) for name in ("a", "b")]
     assert write_table(runs, "round", tmp_path / "r.csv") == 20
@@ -123,6 +152,40 @@ def test_a_table_per_round_and_per_client(tmp_path: Path) -> None:
         write_table(runs, "round", tmp_path / "x.txt")
     with pytest.raises(UserError, match="choose among round, client"):
         write_table(runs, "epoch", tmp_path / "x.csv")
+
+
+def test_a_table_has_the_verdict_of_each_round(tmp_path: Path) -> None:
+    lines = hurts(recovering=True)
+    write_table([read_run(write_run(tmp_path / "a", lines, the_plan=gain_plan()))], "round", tmp_path / "r.csv")
+    names = ("verdict", "since", "gain", "gain_error", "warning", "recovery", "recovered", "median_gain")
+    rows = [tuple(row[name] for name in names) for row in rows_of(tmp_path / "r.csv")]
+    assert rows[0] == ("too early", "", "-0.02", "0.01", "", "", "", "")
+    assert rows[9] == ("hurts", "4", "-0.12", "0.01", "2", "helps", "helps", "0.1")
+    write_table([read_run(write_run(tmp_path / "b", mended()))], "round", tmp_path / "r.csv")
+    assert rows_of(tmp_path / "r.csv")[9]["verdict"] == ""
+
+
+def test_show_draws_the_gain_on_validation_data(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", hurts(recovering=True), the_plan=gain_plan()))
+    console = terminal(200)
+    show(console, run)
+    said = text_of(console)
+    assert "gain on validation data in points, now -12.0 +- 2.0 points" in said
+    assert "T: the test begins; W: early warning; !: verdict hurts" in said
+    assert "NFL suspected" not in said
+
+
+def test_a_list_of_runs_has_the_verdict_of_each(tmp_path: Path) -> None:
+    write_run(tmp_path / "bad", hurts(), the_plan=gain_plan())
+    write_run(tmp_path / "odd", undecided(), the_plan=gain_plan())
+    rows = list(run_rows(tmp_path))
+    assert (rows[0]["alpha"], rows[0]["detection"]["verdict"]) == (0.05, hurts()[-1]["detection"]["verdict"])
+    assert (rows[0]["median_gain"], rows[0]["clearly_better"], rows[0]["left_out_clients"]) == (-0.2, 0, [])
+    console = terminal(160)
+    console.print(runs_table(rows))
+    lines = [line.split() for line in text_of(console).splitlines()]
+    assert ["bad", "ended", "LINDT", "on", "evidence", "10/10", "0.200", "-15.0", "2/3", "hurts", "4"] in lines
+    assert ["odd", "ended", "LINDT", "on", "evidence", "10/10", "0.200", "+0.3", "0/3", "undecided"] in lines
 
 
 def test_parquet_says_what_csv_says(tmp_path: Path) -> None:
@@ -166,7 +229,7 @@ def test_the_commands_answer_without_torch(tmp_path: Path) -> None:
     for arguments, words in [
         (("runs",), "LINDT on detection"),
         (("runs", "none"), "no runs in none yet"),
-        (("show", "runs/one"), "Negative federated learning since round 3"),
+        (("show", "runs/one"), "Suspected by Delta since round 3"),
         (("table", "runs", "-o", "t.csv"), "t.csv: 10 rows"),
         (("report", "runs", "-o", "r.html"), "r.html: 1 run, "),
     ]:

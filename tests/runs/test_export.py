@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,10 +20,11 @@ from worlds import tiny
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.errors import UserError
-from lindt.plan.plan import Alone, Plan
+from lindt.plan.plan import Alone, Plan, Scoring
 from lindt.plan.problem import Problem
-from lindt.runs import export
+from lindt.runs import export, files
 from lindt.runs.play import Event, RunStarted, run_plan
+from lindt.runs.store import Store
 
 
 def problem(scale: float = 1.0) -> Problem:
@@ -57,14 +60,20 @@ def test_a_client_with_one_test_sample_is_exported(tmp_path: Path, task: str) ->
     assert [module(torch.zeros(n, 4)).shape for n in (1, 2, 7)] == [(1, 3), (2, 3), (7, 3)]
 
 
-def test_a_model_without_finite_outputs_is_named_as_such(
-    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    list(played(tmp_path / "run", task))
-    monkeypatch.setattr(export, "load_task", lambda _name: problem(float("inf")))
+def test_a_model_without_finite_outputs_is_named_as_such(tmp_path: Path, task: str) -> None:
+    sys.modules["mine"].problem = lambda: problem(float("inf"))  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="no valid update"):
+        list(played(tmp_path / "run", task))
     with pytest.raises(UserError, match="client 0: the model gives NaN or infinity for its test samples"):
         export.export_client(tmp_path / "run", 0, tmp_path / "out", task)
     assert not (tmp_path / "out").exists()
+
+
+def test_other_data_than_the_runs_are_refused(tmp_path: Path, task: str) -> None:
+    list(played(tmp_path / "run", task))
+    sys.modules["mine"].problem = lambda: problem(2.0)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="gives other data than"):
+        export.export_client(tmp_path / "run", 0, tmp_path / "out", task)
 
 
 def test_a_run_without_a_round_has_nothing_to_export(tmp_path: Path, task: str) -> None:
@@ -73,3 +82,88 @@ def test_a_run_without_a_round_has_nothing_to_export(tmp_path: Path, task: str) 
     events.close()  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="no round has been played yet"):
         export.export_client(tmp_path / "run", 0, tmp_path / "out", task)
+
+
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of APFL: every client that answers keeps a v_i."""
+    folder = tmp_path_factory.mktemp("adapted") / "run"
+    list(run_plan(tiny("apfl", scoring=Scoring(every=1, last=1)), folder, engine="inprocess"))
+    return folder
+
+
+def trained(folder: Path) -> int:
+    """A client with a v_i."""
+    store = Store.open(folder)
+    return min(int(path.name.removeprefix("client-")) for path in (store.private / store.run).iterdir())
+
+
+def test_the_export_scores_what_the_run_recorded(adapted: Path, tmp_path: Path) -> None:
+    client = trained(adapted)
+    about = export.export_client(adapted, client, tmp_path / "out")
+    recorded = {one["client"]: one["local"] for one in Store.open(adapted).rounds()[-1]["scores"]["clients"]}
+    assert about["recorded_score"] == recorded[client] == about["score"]
+    assert about["model"] == "the client's own (shared and private weights)"
+
+
+def test_an_export_that_scores_otherwise_than_the_run_is_refused(adapted: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(adapted, tmp_path / "run"))
+    client, path = trained(folder), folder / "rounds.jsonl"
+    *lines, last = path.read_text().splitlines()
+    line = json.loads(last)
+    (score,) = (one for one in line["scores"]["clients"] if one["client"] == client)
+    score["local"] -= 0.25
+    path.write_text("\n".join([*lines, json.dumps(line)]) + "\n")
+    with pytest.raises(UserError, match=rf"client {client}: .* scores .* the run recorded .* after round 4"):
+        export.export_client(folder, client, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_a_recorded_score_no_comparison_is_claimed(tmp_path: Path, task: str) -> None:
+    list(run_plan(plan(), tmp_path / "run", task=task, engine="inprocess"))
+    path = tmp_path / "run" / "rounds.jsonl"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"scores": None}) + "\n")
+    about = export.export_client(tmp_path / "run", 0, tmp_path / "out", task)
+    assert about["recorded_score"] is None
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["named by the checkpoint", "elsewhere, as on Flower"])
+def test_a_missing_v_i_is_not_replaced_by_the_global_model(
+    adapted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    folder = Path(shutil.copytree(adapted, tmp_path / "run"))
+    client = trained(folder)
+    shutil.rmtree(folder / "private")
+    if not known:
+        monkeypatch.setattr(Store, "private_rounds", property(lambda _: {}))
+    with pytest.raises(UserError, match=rf"client {client}: its v_i of round \d is not in .*private"):
+        export.export_client(folder, client, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_client_that_never_trained_has_the_global_model_and_it_says_so(tmp_path: Path) -> None:
+    environment = Environment(Sampled(rate=0.5))
+    list(run_plan(tiny("apfl", rounds=1, environment=environment), tmp_path / "run", engine="inprocess"))
+    (line,) = Store.open(tmp_path / "run").rounds()
+    client = min(set(range(6)) - {*line["answered"]})
+    about = export.export_client(tmp_path / "run", client, tmp_path / "out")
+    assert about["model"] == "the global model: this client has trained no v_i"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.pt2", "export.json"])
+def test_a_full_disk_leaves_nothing_and_the_next_export_succeeds(
+    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    list(played(tmp_path / "run", task))
+
+    def watch(step: str, path: Path) -> None:
+        if (step, path.name) == ("written", name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(files, "watch", watch)
+        with pytest.raises(UserError, match=r"out: cannot be written \(No space left on device\)"):
+            export.export_client(tmp_path / "run", 0, tmp_path / "made" / "out", task)
+    assert list((tmp_path / "made").iterdir()) == []
+    export.export_client(tmp_path / "run", 0, tmp_path / "made" / "out", task)
+    assert [path.name for path in (tmp_path / "made").iterdir()] == ["out"]

@@ -10,10 +10,13 @@ import pytest
 from worlds import tiny, tiny_runtime
 
 from lindt.errors import UserError
-from lindt.plan.plan import Plan
-from lindt.plan.problem import attackers_of, load_task
-from lindt.runs.play import PrivateModelTrained, RoundPlayed, RunEnded, RunStarted, run_plan
+from lindt.plan.plan import Alone, Plan
+from lindt.plan.problem import attackers_of, load_task, problem_for, split_validation
+from lindt.protocols import Reply
+from lindt.report.reading import is_locked
+from lindt.runs.play import PrivateModelTrained, RoundPlayed, RunEnded, RunStarted, private_cost, run_plan
 from lindt.runs.store import Store
+from lindt.server.detection.gain import Gain
 
 FILES = {"plan.toml", "run.json", "rounds.jsonl", "timing.jsonl", "summary.json", "checkpoint", "private", "lock"}
 
@@ -115,6 +118,17 @@ def test_two_processes_on_one_run_are_refused(tmp_path: Path) -> None:
     finish(None, tmp_path / "run", resume=True)
 
 
+def test_without_its_lock_a_run_is_still_taken(tmp_path: Path) -> None:
+    events = run_plan(tiny(), tmp_path / "run")
+    next(events)
+    (tmp_path / "run" / "lock").unlink()
+    with pytest.raises(UserError, match="another process"):
+        next(run_plan(None, tmp_path / "run", resume=True))
+    assert is_locked(tmp_path / "run")  # readers see it too
+    events.close()
+    assert not is_locked(tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
@@ -213,3 +227,22 @@ def test_a_task_that_is_not_there(name: str, complaint: str) -> None:
 def test_a_task_that_is_no_problem() -> None:
     with pytest.raises(UserError, match=r"returned a str; return a lindt\.Problem"):
         load_task("platform:node")
+
+
+def test_the_cost_of_a_private_model_is_said_in_multiples_of_the_federated_work() -> None:
+    # 4 rounds in which 3 of 6 clients answer: 2 visits of one epoch of 20 samples. Alone 200 samples: 5 times that.
+    assert private_cost(tiny(), 6, Reply(0, 0, 20, notes={"samples_seen": 200.0})) == 5.0
+    assert private_cost(tiny(), 6, Reply(0, 0, 20)) is None
+
+
+def test_a_run_says_what_private_models_took(tmp_path: Path) -> None:
+    plan = tiny(detection=Gain(), alone=Alone(epochs=3, patience=3))
+    costs = {e.client: e.cost for e in run_plan(plan, tmp_path / "run") if isinstance(e, PrivateModelTrained)}
+    assert sorted(costs) == [0, 1, 2, 3, 4, 5]  # attackers too: they report
+    problem = problem_for(plan)
+    for client, cost in costs.items():
+        train, _ = split_validation(plan, problem, client)
+        assert cost is not None
+        # All three epochs choose, on nine tenths; the chosen ones, 1 to 3, are trained again. 2 visits a client.
+        choosing = 3 * (len(train) - max(1, round(0.1 * len(train))))
+        assert round(cost * 2 * len(train) - choosing, 6) in {float(len(train) * chosen) for chosen in (1, 2, 3)}

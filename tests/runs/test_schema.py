@@ -17,11 +17,24 @@ from folders import line
 from worlds import tiny
 
 import lindt
-from lindt.protocols import Divergence, Statistic
+from lindt.protocols import Decision, DetectionState, Divergence, GainReport, Statistic
 from lindt.report.reading import read_run
 from lindt.report.typescript import TARGET, page_types
 from lindt.runs.play import run_plan
-from lindt.runs.schema import CLIENT_SCORE, DIVERGENCE, ROUND, SCORES, STATISTICS, SUMMARY, fits
+from lindt.runs.schema import (
+    CLIENT_SCORE,
+    DECISION,
+    DETECTION,
+    DIVERGENCE,
+    REPORT,
+    REPORTED,
+    ROUND,
+    SCORES,
+    SOMETIMES,
+    STATISTICS,
+    SUMMARY,
+    fits,
+)
 from lindt.server.scores import ClientScore, Scores
 
 TESTS = Path(__file__).parents[1]
@@ -35,6 +48,9 @@ def test_the_schema_names_what_is_computed() -> None:
     assert names(Scores) == {*SCORES, "clients", "notes"}
     assert names(ClientScore) == set(CLIENT_SCORE)
     assert names(Divergence) == set(DIVERGENCE)
+    assert names(GainReport) == set(REPORT)
+    assert names(Decision) == set(DECISION)
+    assert names(DetectionState) == {*DETECTION, "numbers", "reports"}
     assert get_args(Statistic) == STATISTICS
     assert set(STATISTICS) <= set(DIVERGENCE)
 
@@ -42,7 +58,7 @@ def test_the_schema_names_what_is_computed() -> None:
 def test_a_run_writes_the_fields_of_the_schema_and_no_others(tmp_path: Path) -> None:
     list(run_plan(tiny(), tmp_path / "run"))
     run = read_run(tmp_path / "run")
-    assert [set(line) for line in run.rounds] == [set(ROUND)] * 4
+    assert [set(line) for line in run.rounds] == [set(ROUND) - {*REPORTED, *SOMETIMES}] * 4
     scored = run.scored[-1]["scores"]
     assert set(scored) == {*SCORES, "clients", "notes"}
     assert set(scored["clients"][0]) == set(CLIENT_SCORE)
@@ -66,7 +82,7 @@ TWO_FILES = {
         ("    attack_local: float | None\n", "    attack_local: float | None\n    best_gain: float | None\n"),
         (
             "        attack_local=attack[1],\n",
-            "        attack_local=attack[1],\n        best_gain=max(gains) if known else None,\n",
+            "        attack_local=attack[1],\n        best_gain=max(one.beta or 0.0 for one in scores),\n",
         ),
     ],
     "runs/schema.py": [

@@ -1,9 +1,10 @@
 """In one run the plan is parsed once, the model is built for each place that trains, and a round's line is built once.
 
 How often the user's model function is called, which may be slow and is not ours:
-2 times by the check before anything is written (the second call shows that it gives a new module each time), once for
-the module in which an InProcess engine trains, and for each client's private model once for its key in the cache, once
-to choose the number of epochs and once to train on all of its data.
+2 times by the check before anything is written (the second call shows that it gives a new module each time), 2 times
+by the checks before training of a run that begins (two calls from one seed must agree), once for the module in which an
+InProcess engine trains, and for each client's private model once for its key in the cache, once to choose the number of
+epochs and once to train on all of its data.
 """
 
 from __future__ import annotations
@@ -22,11 +23,10 @@ from worlds import tiny
 
 from lindt.cli.main import app
 from lindt.engines.processes.engine import Processes
-from lindt.engines.select import workers_pay
 from lindt.plan.file import from_dict
 from lindt.plan.models import SmallCnn
 from lindt.plan.problem import initial_weights, problem_for
-from lindt.runs.play import run_plan
+from lindt.runs.play import run_plan, workers_pay
 from lindt.runs.summary import round_line
 from lindt.server.checks import check
 from lindt.server.federation import begin
@@ -39,7 +39,7 @@ environment = { participation = { kind = "sampled", rate = 0.5 } }
 alone = { epochs = 1 }
 scoring = { every = 1, last = 1 }
 """
-BY_CHECK, BY_ENGINE, BY_PRIVATE_MODEL = 2, 1, 3
+BY_CHECK, BY_PREFLIGHT, BY_ENGINE, BY_PRIVATE_MODEL = 2, 2, 1, 3
 
 
 @contextmanager
@@ -80,12 +80,12 @@ def test_one_run_parses_its_plan_once_and_makes_each_line_once(plan: Path, tmp_p
     found = played(str(plan), "--out", str(tmp_path / "run"), *flags)
     assert found["from_dict"] == 1
     assert found["round_line"] == 3
-    assert found["SmallCnn.build"] == BY_CHECK + BY_ENGINE + 6 * BY_PRIVATE_MODEL
+    assert found["SmallCnn.build"] == BY_CHECK + BY_PREFLIGHT + BY_ENGINE + 6 * BY_PRIVATE_MODEL
 
 
-def test_overrides_make_a_second_plan_of_the_first(plan: Path, tmp_path: Path) -> None:
+def test_overrides_change_the_one_plan_that_was_parsed(plan: Path, tmp_path: Path) -> None:
     found = played(str(plan), "--out", str(tmp_path / "run"), "--set", "alone.private=false", "--rounds", "2")
-    assert found == {"from_dict": 2, "round_line": 2, "SmallCnn.build": BY_CHECK + BY_ENGINE}
+    assert found == {"from_dict": 1, "round_line": 2, "SmallCnn.build": BY_CHECK + BY_PREFLIGHT + BY_ENGINE}
 
 
 def test_trackers_are_given_the_line_that_was_written(plan: Path, tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_trackers_are_given_the_line_that_was_written(plan: Path, tmp_path: Path
 
 
 def test_a_resumed_run_parses_its_own_plan_only(plan: Path, tmp_path: Path) -> None:
-    from lindt.plan import presets
+    from lindt.plan.file import resolve
 
-    events = run_plan(presets.resolve(str(plan)), tmp_path / "run", cache=tmp_path / "cache" / "lindt" / "private")
+    events = run_plan(resolve(str(plan)), tmp_path / "run", cache=tmp_path / "cache" / "lindt" / "private")
     while type(next(events)).__name__ != "RoundPlayed":
         pass
     events.close()

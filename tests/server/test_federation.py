@@ -17,11 +17,11 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.errors import PlanError, UserError
-from lindt.plan.methods import METHODS, Method
-from lindt.plan.plan import Alone, Plan, Scoring, Training
+from lindt.plan.plan import METHODS, Alone, Method, Plan, Scoring, Training
 from lindt.plan.problem import Problem, attackers_of, problem_for
 from lindt.protocols import Buffers, RecoveryState, Reply, Task
 from lindt.server.aggregation import TrimmedMean
+from lindt.server.detection.gain import Gain
 from lindt.server.federation import RunState, begin, federate, play_round
 from lindt.server.recovery import OnDetection
 
@@ -270,6 +270,16 @@ def test_a_resumed_state_goes_on_to_the_same_numbers() -> None:
     resumed = list(federate(plan, problem=problem, engine=engine, state=states[2]))
     assert [r for _, r in resumed] == [r for _, r in straight[3:]]
     assert torch.equal(resumed[-1][0].w, straight[-1][0].w)
+
+
+def test_a_state_without_reports_is_refused_by_a_plan_that_tests_them() -> None:
+    """The test would take the rounds that it knows nothing of for rounds without a single report."""
+    plan = tiny(rounds=2)
+    problem = problem_for(plan)
+    state, _ = next(iter(federate(plan, problem=problem)))
+    tested = replace(plan, detection=Gain())
+    with pytest.raises(UserError, match="needs their reports since round 1; go on with detection=delta"):
+        next(iter(federate(tested, problem=problem, state=state)))
 
 
 def test_your_own_clients_model_loss_and_metric() -> None:

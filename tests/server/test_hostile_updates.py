@@ -17,8 +17,7 @@ from torch import Tensor
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.plan.plan import METHODS, Alone, Plan, Scoring
 from lindt.plan.problem import Problem
 from lindt.protocols import Aggregator, Buffers, ClientTally, RecoveryState, Reply, Task
 from lindt.runs.summary import round_line

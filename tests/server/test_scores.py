@@ -14,7 +14,8 @@ from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lindt.plan.metrics import METRICS, Accuracy, MacroF1, MeanOf
+from lindt.errors import UserError
+from lindt.plan.problem import METRICS, Accuracy, MacroF1, MeanOf
 from lindt.protocols import ClientTally, Metric
 from lindt.server.scores import Scores, paired_p_value, summarise, weighted_gain, worst_tenth
 
@@ -37,6 +38,22 @@ def test_macro_f1_by_hand() -> None:
     # Class 4: false only: 0. Class 2 does not occur and does not count.
     tally = MacroF1().tally(outputs([0, 1, 1, 4]), torch.tensor([0, 0, 1, 3]))
     assert MacroF1().value(tally) == pytest.approx((2 / 3 + 2 / 3 + 0 + 0) / 4)
+
+
+@pytest.mark.parametrize("metric", [Accuracy(), MacroF1()])
+@pytest.mark.parametrize(
+    ("out", "y"),
+    [
+        (torch.eye(3), torch.tensor([[0], [1], [2]])),  # nine comparisons of three samples
+        (torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0, 1, 2])),  # one prediction for all
+        (torch.eye(3), torch.tensor(0)),
+        (torch.zeros(3, 2, 4), torch.tensor([0, 1, 2])),
+    ],
+)
+def test_labels_of_another_shape_are_not_stretched(metric: Metric, out: Tensor, y: Tensor) -> None:
+    for score in (metric.per_sample, metric.tally):
+        with pytest.raises(UserError, match=r"outputs of shape .* and targets of shape .* are not one class a predic"):
+            score(out, y)
 
 
 @given(pairs=labels)
@@ -155,11 +172,13 @@ def test_who_is_harmed_clearly_harmed_and_even() -> None:
             client(5, 10, losses=5),  # p = 2/32: maybe chance
             client(7, 7, wins=3, losses=3),  # a tie
             client(10, 3, wins=7),  # clearly better off: no harm
+            client(9, 8, wins=1),  # better off, maybe chance
         ]
     )
     assert (found.harmed, found.clearly_harmed, found.ties) == (2, 1, 1)
-    assert [c.clear for c in found.clients] == [True, False, False, True]
+    assert [c.clear for c in found.clients] == [True, False, False, True, False]
     assert found.worst_tenth == pytest.approx(-0.6)
+    assert (found.median_gain, found.clearly_better) == (0.0, 1)
 
 
 @pytest.mark.parametrize(("clients", "mean"), [(1, 0.0), (10, 0.0), (11, 0.5), (20, 0.5), (21, 1.0), (100, 4.5)])

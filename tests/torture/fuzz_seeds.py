@@ -26,12 +26,10 @@ from lindt.environment import Environment
 from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor, Until
 from lindt.flower.protocol import ClientReport, Instruction
-from lindt.plan.file import to_dict
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Plan
-from lindt.plan.presets import FOLDER
+from lindt.plan.file import PRESETS, to_dict
+from lindt.plan.plan import METHODS, Plan
 from lindt.protocols import Buffers, ClientTally, Reply, Task
-from lindt.runs.sealed import seal
+from lindt.runs.files import seal
 
 CUT = b"\n=====\n"  # between the files of a run
 FILES = ("run.json", "plan.toml", "rounds.jsonl", "timing.jsonl", "summary.json")
@@ -47,7 +45,7 @@ def plans() -> list[bytes]:
     odd = Environment(threat=Until(9, Backdoor()), privacy=Gaussian(S=3.0, sigma=1e-7))
     sets = '\n#set environment.privacy.sigma=0.003\n#set method.recovery.patience=5\n#set method="lindt"\n'
     texts = [*named, tomli_w.dumps(to_dict(Plan(environment=odd))) + sets, sets]
-    texts += [path.read_text() for path in FOLDER.glob("*.toml")]
+    texts += [path.read_text() for path in PRESETS.glob("*.toml")]
     return [text.encode() for text in texts]
 
 

@@ -38,9 +38,8 @@ from lindt.report.page import page_with
 from lindt.report.payload import privacy_spent, whole_run
 from lindt.report.reading import read_run
 from lindt.report.terminal import run_row, show
-from lindt.runs.checkpoint import load_checkpoint
-from lindt.runs.sealed import BrokenError, seal, unseal
-from lindt.runs.store import Store
+from lindt.runs.files import BrokenError, seal, unseal
+from lindt.runs.store import Store, load_checkpoint
 from lindt.watch import auth, server
 from lindt.watch.index import RunIndex
 

@@ -80,7 +80,8 @@ def test_at_every_point_in_process(fault: str, workshop: Zygote, straight: dict[
         if fault == "kill":
             assert first["code"] == -9, (point, first)
         else:
-            assert first["code"] == 2, (point, first)
+            # A cache that cannot be written does not end a run.
+            assert first["code"] == (0 if point[0] == "private model" else 2), (point, first)
             assert len(first["said"].splitlines()) == 1, (point, first)
         again = workshop.play(crash_plan(), folder / "run")
         assert again["code"] == 0, (point, again["said"])

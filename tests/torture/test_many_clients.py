@@ -23,8 +23,7 @@ from torch import nn
 
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.plan.plan import METHODS, Alone, Plan, Scoring
 from lindt.plan.problem import Problem
 from lindt.runs.play import RoundPlayed, RunEnded, RunStarted, run_plan
 

@@ -20,8 +20,7 @@ from lindt.client.adaptations.dual import Dual
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
-from lindt.plan.methods import Method
-from lindt.plan.plan import Alone, Plan, Scoring, Training
+from lindt.plan.plan import Alone, Method, Plan, Scoring, Training
 from lindt.plan.problem import Problem
 from lindt.runs.play import RoundPlayed, run_plan
 from lindt.server.recovery import OnDetection, QuietRounds

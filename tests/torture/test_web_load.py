@@ -148,7 +148,7 @@ def test_two_hundred_pages_do_not_slow_the_run(tmp_path: Path) -> None:
     Without: the server and who watches are stopped in their tracks, and their connections stay.
     """
     run = tmp_path / "runs" / "one"
-    sets = ["alone.private=false", "scoring.every=100000", "rounds=100000"]
+    sets = ["detection=delta", "method=runtime", "alone.private=false", "scoring.every=100000", "rounds=100000"]
     words = [*LINDT, "run", "digits-nfl", "--out", str(run), *(word for one in sets for word in ("--set", one))]
     turns: list[tuple[float, float]] = []  # a round's seconds without and with
     with started(words, subprocess.DEVNULL), ExitStack() as stack:  # nobody reads a pipe here

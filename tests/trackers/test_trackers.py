@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from folders import mended, plan, summary
+from folders import helps, hurts, mended, plan, summary, undecided
 from worlds import tiny
 
 from lindt.errors import UserError
@@ -28,6 +28,18 @@ def test_a_round_by_name() -> None:
     assert (last["scores/beta"], last["scores/clearly_harmed"]) == (pytest.approx(0.32 / 3), 0.0)
     assert (last["adaptation/score/fc1"], last["detection/recovering"]) == (0.9, 1.0)
     assert "attack/local" not in last  # nobody attacks
+
+
+def test_the_verdict_is_a_number() -> None:
+    last = hurts(recovering=True)[-1]
+    found = {name: value for name, value in round_values(last).items() if name.startswith("detection/")}
+    told = {"verdict": -1, "since": 4, "gain": -0.12, "gain_error": 0.01, "validation_samples": 400, "warning": 2}
+    assert found.items() >= {f"detection/{name}": value for name, value in told.items()}.items()
+    assert (found["detection/recovery"], found["detection/recovered"]) == (1, 1)
+    assert round_values(undecided()[-1])["detection/verdict"] == 0
+    assert "detection/verdict" not in round_values(mended()[-1])
+    end = end_values(summary(helps(), detection=helps()[-1]["detection"]))
+    assert (end["end/verdict"], end["end/since"], end["end/median_gain"]) == (1, 5, 0.1)
 
 
 def test_the_end_and_the_settings() -> None:

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from lindt.errors import UserError
 from lindt.report.payload import PrivacySpent
 from lindt.report.reading import Run
 from lindt.watch import index as shelf_module
+from lindt.watch import server as server_module
+from lindt.watch import timeouts
 from lindt.watch.auth import is_loopback, token_for
 from lindt.watch.index import RunIndex
 from lindt.watch.server import Site, build_app, configuration, serve
@@ -87,7 +89,7 @@ def test_the_page_the_list_and_a_run(tmp_path: Path) -> None:
         assert "unsafe" not in headers["content-security-policy"]
         assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-store")
         (row,) = json.loads(ask(port, "/api/runs")[1])
-        assert (row["run"], row["state"], row["tone"]) == ("set/one", "ended", "mended")
+        assert (row["run"], row["state"], row["tone"]) == ("set/one", "ended", "helps")
         run = json.loads(ask(port, "/api/run?id=set/one")[1])
         assert (run["id"], len(run["rounds"])) == ("set/one", 10)
         assert ask(port, "/api/run", "POST")[0] == 405
@@ -176,7 +178,9 @@ def test_a_run_is_followed_round_by_round(tmp_path: Path) -> None:
             file.write(json.dumps(lines[2]) + "\n")
             name, changes = next(events)
             assert [one["round"] for one in changes["rounds"]] == [3]
-            assert changes["verdict"]["sentence"].startswith("Negative federated learning since round 3: 2 of 3")
+            assert changes["verdict"]["sentence"].startswith(
+                "Suspected by Delta since round 3; in that round the mean gain"
+            )
             (folder / "rounds.jsonl").write_text(json.dumps(lines[0]) + "\n")  # cut back, as on resume
             assert next(events) == ("anew", {"id": "one"})
             fcntl.flock(held, fcntl.LOCK_UN)
@@ -250,3 +254,25 @@ def test_the_budget_is_computed_aside_and_kept_up(tmp_path: Path, monkeypatch: p
                 pass
     assert asked == [0, 1, 11]
     assert index.spent("one", index.run("one")).words == "11 rounds"
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET / HTTP/1.1\r\nX: ", b"POST /enter HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"]
+)
+def test_connections_that_ask_nothing_shut_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    """More of them than there are places; in truth 512 places, of which they take 256."""
+    write_run(tmp_path / "one", mended())
+    monkeypatch.setattr(server_module, "MOST_CONNECTIONS", 12)
+    monkeypatch.setattr(timeouts, "MOST_IDLE", 6)
+    with serving(tmp_path) as port, ExitStack() as stack, listening(port, "/api/events") as events:
+        assert next(events)[0] == "runs"  # a page that listens is no idle connection
+        for _ in range(30):
+            silent = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+            silent.sendall(said)
+        begun = time.monotonic()
+        assert ask(port, "/")[0] == 200
+        assert time.monotonic() - begun < 5  # far before the idle ones are given up
+        write_run(tmp_path / "two", mended())
+        assert next(events)[0] == "runs"

@@ -8,11 +8,11 @@ from typing import Any, final
 
 from lindt.environment.threats import Threat
 from lindt.errors import PlanError, UserError
-from lindt.plan.file import from_dict, to_dict
-from lindt.plan.methods import METHODS, Method
-from lindt.plan.plan import Plan
+from lindt.plan.file import from_dict, resolve, to_dict
+from lindt.plan.plan import METHODS, Method, Plan
 from lindt.protocols import Aggregator
 from lindt.registry import kind_of, kinds
+from lindt.runs.replay import papers_rule
 from lindt.server.recovery import OnDetection
 
 
@@ -49,11 +49,28 @@ class ComparisonGrid:
                     yield label, replace(attacked, method=method)
 
 
+def comparison_base(plan: str | None, sets: Sequence[str], *, task: str | None = None, **flags: int | None) -> Plan:
+    """The plan that methods are compared in. Of its own method only the epsilon and r' of Delta's rule are kept.
+
+    So `--set detection=delta` needs no other recovery in a plan whose recovery follows the clients' reports.
+    """
+    own = resolve(plan, task=task).method.recovery
+    return resolve(plan, sets if isinstance(own, OnDetection) else ["method=fedavg", *sets], task=task, **flags)
+
+
 def method_for(base: Plan, name: str) -> Method:
-    """A method by name; one that detects takes epsilon and r' from the plan it is compared in."""
+    """A method by name; one that detects by Delta takes epsilon and r' from the plan it is compared in.
+
+    A plan without them gets the paper's r' for its number of rounds, where the method's own could not be reached.
+    """
     method, recovery = METHODS[name], base.method.recovery
-    both = isinstance(method.recovery, OnDetection) and isinstance(recovery, OnDetection)
-    return replace(method, recovery=recovery) if both else method
+    if not isinstance(method.recovery, OnDetection):
+        return method
+    if isinstance(recovery, OnDetection):
+        return replace(method, recovery=recovery)
+    patience = method.recovery.patience
+    reachable = patience if patience < base.rounds else papers_rule(base.rounds).patience
+    return replace(method, recovery=replace(method.recovery, patience=reachable))
 
 
 def _under(base: Plan, attack: str) -> Plan:

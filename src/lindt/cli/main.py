@@ -5,14 +5,13 @@ Nothing here imports torch before a command needs it, so that help answers at on
 
 from __future__ import annotations
 
-import errno
 import signal
 import sys
 
 import typer
 
 from lindt.cli import data, figure, methods, reproduce, run, show, watch
-from lindt.errors import UserError
+from lindt.errors import UserError, mendable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -53,32 +52,10 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
     except OSError as error:
-        if not _is_mendable(error):
+        if (said := mendable(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename is not None else ""
-        typer.echo(f"error: {where}{error.strerror or error}", err=True)
+        typer.echo(f"error: {said}", err=True)
         sys.exit(2)
-
-
-# A full disk or a port in use is the user's to mend, whichever call met it.
-_ANYWHERE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EADDRINUSE, errno.EADDRNOTAVAIL}
-# These are the user's to mend where they name a path: without one they come from processes and sockets.
-_AT_A_PATH = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOENT,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.ENOTEMPTY,
-    errno.ENAMETOOLONG,
-    errno.ELOOP,
-}
-
-
-def _is_mendable(error: OSError) -> bool:
-    """Whether one line says enough. Any other error of the system is ours, and keeps its traceback."""
-    return error.errno in _ANYWHERE or (error.errno in _AT_A_PATH and error.filename is not None)
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

@@ -14,7 +14,7 @@ from lindt.cli.options import Json, RunFolder, Task, console_for
 def methods(as_json: Json = False) -> None:
     """The methods by name, each a composition."""
     from lindt.plan.file import to_dict
-    from lindt.plan.methods import METHODS
+    from lindt.plan.plan import METHODS
 
     console = console_for(as_json)
     for name, method in METHODS.items():
@@ -37,16 +37,20 @@ def export(
 ) -> None:
     """Write the model a client predicts with: weights as safetensors, and a plain module without lindt.
 
-    The plain module is checked against the run's own predictions on the client's test data.
+    On the client's test data the plain module is compared with the run's model, and its score with the recorded one
+    where the last round was scored.
     """
     from lindt.runs.export import export_client
 
     found = export_client(folder, client, out or folder / "export" / f"client-{client}", task)
     console = console_for(as_json)
+    for said in found["warnings"]:
+        typer.echo(f"warning: {said}", err=True)
     if as_json:
         console.print_json(json.dumps(found))
     else:
-        checked = f"checked on {found['checked_samples']} test samples"
+        recorded = "its score is the recorded one" if found["recorded_score"] is not None else "no score was recorded"
+        checked = f"checked on {found['checked_samples']} test samples, {recorded}"
         text = f"client {client}: {found['model']} after round {found['round']}, {checked}\n{found['folder']}"
         console.print(text, highlight=False, soft_wrap=True)
 

@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from lindt.plan import presets
+from lindt.plan.file import preset_names
 
 PlanName = Annotated[
-    str | None, typer.Argument(metavar="[PLAN]", help=f"A TOML file, or one of {', '.join(presets.names())}.")
+    str | None, typer.Argument(metavar="[PLAN]", help=f"A TOML file, or one of {', '.join(preset_names())}.")
 ]
 Sets = Annotated[
     list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Override a field of the plan; may be repeated.")
@@ -31,12 +31,10 @@ Track = Annotated[
     list[str],
     typer.Option("--track", metavar="TRACKER", help="Tell a tracker too: tensorboard, mlflow, wandb; may be repeated."),
 ]
+NoPreflight = Annotated[
+    bool, typer.Option("--no-preflight", help="Leave out the checks for mistakes that give a believable false result.")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
-
-
-def plan_name(plan: str | None, task: str | None) -> str:
-    """A task of the user's own starts from a plan without attackers or noise."""
-    return plan or ("own-task" if task else presets.DEFAULT)
 
 
 def console_for(as_json: bool) -> Console:

@@ -16,14 +16,19 @@ def reproduce(
     name: Annotated[str | None, typer.Argument(help="A name from --list, or `all`.")] = None,
     scale: Annotated[str, typer.Option(help="smoke (minutes), cpu (hours on two cores) or paper (days).")] = "cpu",
     seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ... are played, never chosen.")] = 1,
-    task: Annotated[str | None, typer.Option(help="cifar or shake: one half of it.")] = None,
+    task: Annotated[str | None, typer.Option(help="cifar or shake: one half of it; of `detectors` any task.")] = None,
     only: Annotated[str, typer.Option(help="Only these methods, with commas.")] = "",
-    world: Annotated[str, typer.Option(help="Only these environments (nfl, active-0.3 ...), with commas.")] = "",
+    world: Annotated[
+        str, typer.Option(help="Only these environments (nfl, active-0.3 ...) or attacks, with commas.")
+    ] = "",
     jobs: Annotated[int | None, typer.Option(help="Runs at once; by default one a core.")] = None,
     runs: Annotated[Path | None, typer.Option(help="Where runs go; by default runs/reproduce/SCALE.")] = None,
     results: Annotated[Path, typer.Option(help="Where outcomes and tables are kept.")] = Path("results"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be played.")] = False,
     list_names: Annotated[bool, typer.Option("--list", help="Only list what can be reproduced.")] = False,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="`detectors` only: judge all recorded runs again by today's code.")
+    ] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Hold the paper's findings against what is kept.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -40,9 +45,15 @@ def reproduce(
 
     `lindt reproduce table5 --scale cpu --only lindt --world active-0.3 --seeds 3`
 
+    `lindt reproduce detectors --scale smoke`
+
+    `lindt reproduce attacks --scale cpu --seeds 3`
+
     `lindt reproduce --claims`
     """
     from lindt_experiments import reproduce as reproducing
+    from lindt_experiments.attacks import board as attack_board
+    from lindt_experiments.detectors import scoreboard
 
     console = console_for(as_json)
     if claims:
@@ -53,11 +64,52 @@ def reproduce(
         return
     if name is None:
         raise UserError("name what to reproduce: --list lists it")
+    at_once = jobs if jobs is not None else len(os.sched_getaffinity(0))
+    if name == "detectors":
+        if only or world:
+            raise UserError("--only and --world: of `detectors` choose by --task")
+        board = scoreboard.Request(
+            scale=scale,
+            seeds=seeds,
+            jobs=at_once,
+            runs=runs or Path("runs") / "detectors" / scale,
+            results=results,
+            task=task,
+            replay=replay,
+            as_json=as_json,
+            console=console,
+        )
+        if dry_run:
+            scoreboard.dry_run(board)
+        elif code := scoreboard.reproduce(board):
+            raise typer.Exit(code)
+        return
+    if name == "attacks" and not replay:
+        if task:
+            raise UserError("--task: `attacks` has one; choose attacks by --world and methods by --only")
+        grid = attack_board.Request(
+            scale=scale,
+            seeds=seeds,
+            jobs=at_once,
+            runs=runs or Path("runs") / "attacks" / scale,
+            results=results,
+            methods=_listed(only),
+            attacks=_listed(world),
+            as_json=as_json,
+            console=console,
+        )
+        if dry_run:
+            attack_board.dry_run(grid)
+        elif code := attack_board.reproduce(grid):
+            raise typer.Exit(code)
+        return
+    if replay:
+        raise UserError(f"--replay: of `detectors` only, not of {name}")
     request = reproducing.Request(
         name=name,
         scale=scale,
         seeds=seeds,
-        jobs=jobs if jobs is not None else len(os.sched_getaffinity(0)),
+        jobs=at_once,
         runs=runs or Path("runs") / "reproduce" / scale,
         results=results,
         task=task,

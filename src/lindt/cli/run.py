@@ -12,6 +12,7 @@ from lindt.cli.options import (
     Device,
     Engine,
     Json,
+    NoPreflight,
     PlanName,
     Resume,
     Rounds,
@@ -20,10 +21,10 @@ from lindt.cli.options import (
     Task,
     Track,
     console_for,
-    plan_name,
 )
 from lindt.errors import UserError
-from lindt.plan import presets
+from lindt.plan.file import resolve, table_of
+from lindt.runs.files import require_plain
 
 ALL_METHODS = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm"
 
@@ -47,12 +48,19 @@ def run(
         Path | None, typer.Option(help="Flower: the CA of --superlink HOST:PORT; without it plain text is spoken.")
     ] = None,
     noise: Annotated[
-        str | None, typer.Option(help="Flower: seed of noise and sampling, from the plan or the system (a secret).")
+        str | None, typer.Option(help="Flower: noise and sampling from the plan's seed, or from the system (a secret).")
     ] = None,
     deadline: Annotated[float, typer.Option(help="Flower: seconds after which a round goes on without answers.")] = 600,
     gather: Annotated[float, typer.Option(help="Flower: seconds to wait for all clients before the start.")] = 120,
     comeback: Annotated[float, typer.Option(help="Flower: seconds to wait for a node lost in a round.")] = 0,
+    nodes: Annotated[
+        Path | None, typer.Option(help="Flower: which SuperNode may hold which clients, a TOML file: ID = [0, 1].")
+    ] = None,
+    withhold: Annotated[
+        bool, typer.Option("--withhold", help="Flower: keep who took part, and measures without noise, off the disk.")
+    ] = False,
     track: Track = [],  # noqa: B006
+    no_preflight: NoPreflight = False,
 ) -> None:
     """Run a plan: one federation, with detection and recovery as its method says.
 
@@ -67,7 +75,7 @@ def run(
 
     `lindt run digits-nfl --set method=lindt-tm --set data.allocation.kind=dirichlet`
 
-    `lindt run --task mypackage.mydata:problem --set method.recovery.epsilon=0.5`
+    `lindt run --task mypackage.mydata:problem --set detection.alpha=0.01`
 
     `lindt run --out runs/noisy --resume`
 
@@ -76,18 +84,22 @@ def run(
     from lindt.cli.execution import CommandContext, play
     from lindt.engines.flower.launch import FlowerOptions
 
-    if engine != "flower" and (superlink or root_certificates or noise):
-        raise UserError("--superlink, --root-certificates and --noise go with --engine flower")
+    if engine != "flower" and (superlink or root_certificates or noise or nodes or withhold):
+        raise UserError("--superlink, --root-certificates, --noise, --nodes and --withhold go with --engine flower")
     flower = (
-        FlowerOptions(superlink, root_certificates, noise, deadline, gather, comeback) if engine == "flower" else None
+        FlowerOptions(superlink, root_certificates, noise, deadline, gather, comeback, nodes, withhold)
+        if engine == "flower"
+        else None
     )
 
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
-    context = CommandContext(console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track))
+    context = CommandContext(
+        console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track), preflight=not no_preflight
+    )
     if out and resume and not named and _holds_run(out):
         play(context, [(_name_in(out), None, out)])  # by its own plan, which the store parses
         return
-    resolved = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed, rounds=rounds)
+    resolved = resolve(plan, sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
     kept = resume and not named and _holds_run(folder)
     play(context, [(_name_in(folder), None, folder) if kept else (resolved.name, resolved, folder)])
@@ -99,7 +111,10 @@ def _holds_run(folder: Path) -> bool:
 
 def _name_in(folder: Path) -> str:
     """The name of a folder's plan, which is checked when the run is opened."""
-    return str(presets.table_of(str(folder / "plan.toml")).get("name", folder.name))
+    from lindt.runs.store import NAMES  # it imports torch
+
+    require_plain(folder, NAMES)
+    return str(table_of(str(folder / "plan.toml")).get("name", folder.name))
 
 
 def compare(
@@ -121,6 +136,7 @@ def compare(
     sets: Sets = [],  # noqa: B006
     as_json: Json = False,
     track: Track = [],  # noqa: B006
+    no_preflight: NoPreflight = False,
 ) -> None:
     """Run several methods in one environment and print a table like the paper's main one.
 
@@ -130,15 +146,17 @@ def compare(
 
     `lindt compare digits-nfl --methods fedavg,lindt --aggregators mean,krum --attacks backdoor,sign_flip`
     """
-    from lindt.cli.comparison import ComparisonGrid
+    from lindt.cli.comparison import ComparisonGrid, comparison_base
     from lindt.cli.execution import CommandContext, compare_methods
 
     for assignment in sets:
         if assignment.partition("=")[0].partition(".")[0].strip() == "method":
             raise UserError(f"--set {assignment}: compare takes its methods from --methods; use `lindt run` for this")
-    base = presets.resolve(plan_name(plan, task), sets, task=task, seed=seed, rounds=rounds)
+    base = comparison_base(plan, sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
-    context = CommandContext(console_for(as_json), as_json, resume, engine, device, task, track=tuple(track))
+    context = CommandContext(
+        console_for(as_json), as_json, resume, engine, device, task, track=tuple(track), preflight=not no_preflight
+    )
     compare_methods(context, base, ComparisonGrid.named(methods, aggregators, attacks), folder)
 
 
@@ -149,7 +167,7 @@ def demo(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """The main job of `make run`: NFL under FedAvg, detected and mended; beside it the healthy control."""
+    """What `make run` shows: NFL under FedAvg, detected and mended; beside it two healthy federations."""
     from lindt.cli.execution import CommandContext, demonstrate
 
     free = (Path("runs") / f"demo-{n}" for n in itertools.count(1))

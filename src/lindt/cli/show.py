@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lindt.cli.options import Json, RunFolder, console_for
+
+if TYPE_CHECKING:
+    from lindt.report.reading import Run
 
 
 def runs(
@@ -57,14 +61,10 @@ def report(
     `lindt report runs/demo-1 -o demo.html`
     """
     from lindt.report.page import write_report
-    from lindt.report.verdict import plain
 
     runs = write_report(folders, out)
-    said = [f"{plain(str(run.folder))}: {note}" for run in runs for note in run.said]
     held = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
-    console = console_for(False)
-    for text in [*said, f"{out}: {held}, {out.stat().st_size / 1000:,.0f} kB"]:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+    _say([*_left_out(runs), f"{out}: {held}, {out.stat().st_size / 1000:,.0f} kB"])
 
 
 def table(
@@ -81,5 +81,19 @@ def table(
     from lindt.report.reading import read_runs
     from lindt.report.tables import write_table
 
-    rows = write_table(read_runs(folders), per, out)
-    console_for(False).print(f"{out}: {rows} rows", highlight=False, markup=False, soft_wrap=True)
+    runs = read_runs(folders)
+    rows = write_table(runs, per, out)
+    _say([*_left_out(runs), f"{out}: {rows} rows"])
+
+
+def _left_out(runs: Sequence[Run]) -> list[str]:
+    """What of the runs' files could not be read."""
+    from lindt.report.verdict import plain
+
+    return [f"{plain(str(run.folder))}: {note}" for run in runs for note in run.said]
+
+
+def _say(texts: Sequence[str]) -> None:
+    console = console_for(False)
+    for text in texts:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)

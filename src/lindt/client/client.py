@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+import secrets
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import final
+from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from lindt.client.adaptations.base import global_step
-from lindt.client.private_models import PrivateModelCache, PrivateTraining
+from lindt.client.private_models import PrivateModel, PrivateModelCache, PrivateTraining
 from lindt.client.private_store import PrivateStore, newest, prune
 from lindt.client.training import OutputCapture, fit, forward_all, seeded
-from lindt.data.examples import LocalWork
+from lindt.data.examples import LocalWork, subset
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem
-from lindt.protocols import ClientTally, Context, Examples, Predictor, Reply, Task
+from lindt.plan.problem import Problem, paired, sample_values, split_validation
+from lindt.protocols import PAIRS, ClientTally, Context, Examples, GainReport, Paired, Predictor, Reply, Task
 from lindt.weights import read_buffers, read_w, write
 
 
@@ -35,26 +36,30 @@ class WorkerContext:
     device: torch.device
     attackers: frozenset[int]
     backdoor: Examples | None  # what attackers mix in
+    far_away: bool = False  # from the server, which must not foresee what the clients draw for their privacy
 
 
 @final
 class Client:
     def __init__(self, id: int, worker: WorkerContext) -> None:
         self.id, self.worker = id, worker
-        self.train, self.test = worker.problem.data[id]
-        self._alone: Tensor | None = None  # what the private model says of the test samples
+        self.test = worker.problem.data[id][1]
+        self.train, self.validation = split_validation(worker.plan, worker.problem, id)
+        self._alone: PrivateModel | None = None
 
     def handle(self, task: Task) -> Reply:
         if task.client != self.id:
             raise ValueError(f"client {self.id} was sent a task for client {task.client}")
+        report = self._report(task) if task.kind == "train" and self.validation is not None else None
         with self._seeded(task):
             if task.kind == "train":
-                return self._train(task)
+                return replace(self._train(task), report=report)
             if task.kind == "evaluate":
                 return self._evaluate(task)
             if task.kind == "private":
-                self._private_outputs()
-                return Reply(self.id, task.round, len(self.train))
+                chosen = self._private_model().epochs
+                notes = {"samples_seen": float(self._private_training().samples_seen(chosen))}
+                return Reply(self.id, task.round, len(self.train), notes=notes)
         raise ValueError(f"a task of kind {task.kind!r}: a client knows train, evaluate and private")
 
     def _train(self, task: Task) -> Reply:
@@ -81,6 +86,67 @@ class Client:
             w = task.w + threat.report(w - task.w, plan.seed_for("report", task.round, self.id), task.round)
         return Reply(self.id, task.round, len(self.train), w, read_buffers(shared))
 
+    def _report(self, task: Task) -> GainReport:
+        """How the received w does on V_i, against P_i. Called before training, which writes w into the module again."""
+        worker, plan, validation = self.worker, self.worker.plan, self.validation
+        assert validation is not None
+        shared, metric, y = worker.shared, worker.problem.metric_for(plan), validation.labels
+        alone = self._private_model()
+        private_n = alone.values_at()
+        generator = torch.Generator().manual_seed(plan.seed_for("gain", task.round, self.id))
+
+        def values(predict: Predictor, data: Examples, labels: Tensor) -> Tensor:
+            return sample_values(metric, forward_all(predict, data, worker.device).cpu(), labels)
+
+        with seeded(plan.seed_for("dropout", "gain", task.round, self.id), worker.device):
+            ctx = replace(self._open(task), generator=generator)
+            shared.eval()
+            with torch.no_grad():
+                w_n = values(shared, validation, y)
+                first = subset(self.train, torch.randperm(len(self.train), generator=generator)[: plan.training.batch])
+                first_batch = float(values(shared, first, first.labels).mean() - private_n.mean())
+            adapted = adapted_private = None
+            if task.recovering and self.id not in worker.attackers:
+                predict, _ = self._predictor(ctx, replace(task, round=task.round - 1))
+                with torch.no_grad():
+                    adapted_n = values(predict, validation, y)
+                adapted = paired(metric, adapted_n, w_n)
+                adapted_private = paired(metric, adapted_n, private_n)
+        report = GainReport(
+            samples=len(validation),
+            private=paired(metric, w_n, private_n),
+            equal_age=paired(metric, w_n, alone.values_at(task.round * plan.training.epochs)),
+            adapted=adapted,
+            adapted_private=adapted_private,
+            first_batch=first_batch,
+        )
+        return self._noisy(report, task.round)
+
+    def _noisy(self, report: GainReport, round: int) -> GainReport:
+        """The report with Laplace noise on each of its numbers, where the plan's detection asks for it.
+
+        The mean squares would tell as much as the means: 1 stands in their place, the most that they can be.
+        """
+        b, plan = getattr(self.worker.plan.detection, "noise", 0.0), self.worker.plan
+        if not b:
+            return report
+        generator = torch.Generator().manual_seed(plan.seed_for("report noise", round, self.id))
+
+        def laplace() -> float:
+            # A seed that the server knows, or can find by trying all, would let it subtract the noise.
+            if self.worker.far_away:
+                uniform = secrets.SystemRandom().random() - 0.5
+            else:
+                uniform = float(torch.rand((), generator=generator, dtype=torch.float64)) - 0.5
+            return -b * math.copysign(math.log1p(-2 * abs(uniform)), uniform)
+
+        pairs = {name: getattr(report, name) for name in PAIRS}
+        noisy: dict[str, Any] = {
+            name: Paired(pair.mean + laplace(), 1.0) for name, pair in pairs.items() if pair is not None
+        }
+        first = None if report.first_batch is None else report.first_batch + laplace()
+        return replace(report, first_batch=first, **noisy)
+
     def _evaluate(self, task: Task) -> Reply:
         """How the client fares on its own test data: with w, with what it predicts with, and alone."""
         shared, device = self.worker.shared, self.worker.device
@@ -106,7 +172,7 @@ class Client:
     def _predictor(self, ctx: Context, task: Task) -> tuple[Predictor, nn.Module | None]:
         method, shared = self.worker.plan.method, self.worker.shared
         private = self._private(ctx, task.round, create=False)
-        if task.recovering or (private is not None and method.after_stop == "adapted"):
+        if task.recovering or (private is not None and method.keeps_adapted):
             return method.adaptation.predictor(ctx, shared, private), private
         return shared, None
 
@@ -118,7 +184,7 @@ class Client:
     def _tally(self, outputs: Tensor, local: Tensor) -> ClientTally:
         plan, y = self.worker.plan, self.test.labels
         metric = self.worker.problem.metric_for(plan)
-        alone = self._private_outputs() if plan.alone.private and self._counted else None
+        alone = self._private_model().outputs if plan.alone.private and self._counted else None
         wins = losses = 0
         if alone is not None:
             better = metric.per_sample(local, y) - metric.per_sample(alone, y)
@@ -178,14 +244,18 @@ class Client:
             raise UserError(f"client {self.id}: its v_i does not fit the model: {error}") from None
         return private.train(self.worker.shared.training)
 
-    def _private_outputs(self) -> Tensor:
+    def _private_model(self) -> PrivateModel:
+        """P_i. The weights stay in the cache on disk where there is one."""
         if self._alone is None:
-            worker = self.worker
-            private_training = PrivateTraining(
-                f"client {self.id}", self.train, self.test, worker.plan, worker.problem, worker.device
-            )
-            self._alone = worker.cache.outputs(private_training)
+            learned = self.worker.cache.learned(self._private_training())
+            self._alone = learned if self.worker.cache.folder is None else replace(learned, w_P=None, buffers=None)
         return self._alone
+
+    def _private_training(self) -> PrivateTraining:
+        worker = self.worker
+        return PrivateTraining(
+            f"client {self.id}", self.train, self.test, worker.plan, worker.problem, worker.device, self.validation
+        )
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -5,30 +5,33 @@ Both follow one rule (plan.Alone) and the one training loop.
 
 from __future__ import annotations
 
+import copy
+import errno
 import hashlib
+import logging
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import final
+from typing import Final, final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from lindt.client.sgd import GradientStep, recording_key
-from lindt.client.training import fit, forward_all, prepare_model, seeded
+from lindt.client.training import GradientStep, fit, forward_all, prepare_model, recording_key, seeded
 from lindt.data.examples import LocalWork, add_samples, pool, subset
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model
-from lindt.protocols import Batch, Examples, Metric
+from lindt.plan.problem import Problem, first_model, sample_values
+from lindt.protocols import Batch, Buffers, Examples, Metric
 from lindt.resources import with_threads
-from lindt.runs.files import write_whole
+from lindt.runs.files import BrokenError, open_file, seal, unseal, write_whole
 from lindt.seeds import seed_for
-from lindt.weights import trainable
+from lindt.weights import read_buffers, read_w, trainable
 
 RULE = 1  # of training alone; a change of it makes kept outputs stale
+FEW: Final = 16  # samples by which a key tells one model, loss or metric from another
+_LOG: Final = logging.getLogger("lindt")  # to stderr, where its user has set up nothing else
 
 
 def held_out_samples(plan: Plan, samples: int) -> int:
@@ -42,7 +45,17 @@ class PrivateModel:
     """What a trained model says of the test samples, and the number of epochs that the rule chose."""
 
     outputs: Tensor
-    epochs: int = 0  # 0: not known, kept by an older version
+    epochs: int = 0  # 0: not trained
+    # Where there is a validation part: the metric of each of its samples after each epoch, and the model itself.
+    validation_en: Tensor | None = None
+    w_P: Tensor | None = None
+    buffers: Buffers | None = None
+
+    def values_at(self, epoch: int | None = None) -> Tensor:
+        """The metric of each validation sample after `epoch` epochs; of the finished model, where there are fewer."""
+        assert self.validation_en is not None
+        last = len(self.validation_en)
+        return self.validation_en[(last if epoch is None else min(max(1, epoch), last)) - 1]
 
 
 @final
@@ -56,6 +69,7 @@ class PrivateTraining:
     plan: Plan
     problem: Problem
     device: torch.device
+    validation: Examples | None = None  # V_i, which chooses nothing
 
     @property
     def seed(self) -> int:
@@ -67,24 +81,42 @@ class PrivateTraining:
         rows = torch.randperm(len(self.train), generator=shuffle)
         cut = held_out_samples(self.plan, len(self.train))
         held_out, rest = subset(self.train, rows[:cut]), subset(self.train, rows[cut:])
-        best_score, best_epoch, best = float("-inf"), 0, torch.empty(0)
+        best_score, best_epoch, best = float("-inf"), 0, PrivateModel(torch.empty(0))
+        values: list[Tensor] = []
         for epoch, model in self._epochs(rest, rule.epochs):
             score = self._score(model, held_out)
+            if not rule.refit and self.validation is not None:
+                values.append(self._values(model, self.validation))
             if score >= best_score or not best_epoch:
                 best_score, best_epoch = score, epoch
                 if not rule.refit:
-                    best = forward_all(model, self.test, self.device)
+                    best = self._finished(model, epoch, values)
             if epoch - best_epoch >= rule.patience:
                 break
-        return self.refit(best_epoch) if rule.refit else PrivateModel(best.cpu(), best_epoch)
+        return self.refit(best_epoch) if rule.refit else best
 
     def refit(self, chosen: int) -> PrivateModel:
         """Trained on all of D_i for the chosen number of epochs, stretched."""
-        epochs, outputs = max(1, round(self.plan.alone.stretch * chosen)), torch.empty(0)
+        epochs, finished = max(1, round(self.plan.alone.stretch * chosen)), PrivateModel(torch.empty(0))
+        values: list[Tensor] = []
         for epoch, model in self._epochs(self.train, epochs):
+            if self.validation is not None:
+                values.append(self._values(model, self.validation))
             if epoch == epochs:
-                outputs = forward_all(model, self.test, self.device)
-        return PrivateModel(outputs.cpu(), chosen)
+                finished = self._finished(model, chosen, values)
+        return finished
+
+    def _finished(self, model: nn.Module, chosen: int, values: Sequence[Tensor]) -> PrivateModel:
+        outputs = forward_all(model, self.test, self.device).cpu()
+        if self.validation is None:
+            return PrivateModel(outputs, chosen)
+        return PrivateModel(outputs, chosen, torch.stack(list(values)), read_w(model).cpu(), read_buffers(model))
+
+    def samples_seen(self, chosen: int) -> int:
+        """What training took, in samples: the epochs that choose and the refit."""
+        rule, held_out = self.plan.alone, held_out_samples(self.plan, len(self.train))
+        choosing = min(chosen + rule.patience, rule.epochs) * (len(self.train) - held_out)
+        return choosing + (max(1, round(rule.stretch * chosen)) * len(self.train) if rule.refit else 0)
 
     def unstretched(self) -> PrivateTraining:
         return replace(self, plan=replace(self.plan, alone=replace(self.plan.alone, stretch=1.0)))
@@ -111,12 +143,21 @@ class PrivateTraining:
                 model.train()
                 rate = training.rate_at(epoch + 1)
 
+    def _values(self, model: nn.Module, data: Examples) -> Tensor:
+        return sample_values(
+            self.problem.metric_for(self.plan), forward_all(model, data, self.device).cpu(), data.labels
+        )
+
     def _score(self, model: nn.Module, data: Examples) -> float:
         metric = self.problem.metric_for(self.plan)
         return metric.value(metric.tally(forward_all(model, data, self.device).cpu(), data.labels))
 
     def key(self) -> str:
-        """The content that decides the outputs: data, first weights, structure, rule and seed."""
+        """The content that decides the outputs: data, first weights, structure, a step, rule and seed."""
+        return self.identity().key
+
+    def identity(self) -> Identity:
+        """The key, and the shapes of what is kept under it."""
         model, digest = first_model(self.problem, self.plan), hashlib.sha256()
         for text in (
             model,
@@ -136,15 +177,80 @@ class PrivateTraining:
         for tensor in model.state_dict().values():  # frozen weights and buffers too
             digest.update(tensor.contiguous().numpy().tobytes())
         # A changed forward, loss or metric need not show in its name: what they say of a few samples does.
-        few = subset(self.test, torch.arange(min(len(self.test), 16)))
+        few = subset(self.test, torch.arange(min(len(self.test), FEW)))
         outputs = forward_all(model.eval(), few, torch.device("cpu"))
         digest.update(outputs.numpy().tobytes())
         metric = self.problem.metric_for(self.plan)
         digest.update(repr(self.problem.loss(outputs, few.labels).tolist()).encode())
         digest.update(f"{type(metric).__name__} {metric.tally(outputs, few.labels).tolist()}".encode())
+        rows = torch.arange(min(len(self.train), self.plan.training.batch, FEW))
+        for tensor in training_step(model, loss, self.train.take(rows)):
+            digest.update(tensor.contiguous().numpy().tobytes())
         for data in (self.train, self.test):
             add_samples(digest, data)
-        return digest.hexdigest()
+        if self.validation is not None:
+            digest.update(b"validation")
+            add_samples(digest, self.validation)
+        return Identity(
+            digest.hexdigest(),
+            (len(self.test), *outputs.shape[1:]),
+            None if self.validation is None else len(self.validation),
+            read_w(model).numel(),
+            read_buffers(model),
+            self.plan.alone.epochs,
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Identity:
+    """A private model's key, and what a file of it has to look like."""
+
+    key: str
+    outputs: tuple[int, ...]  # the shape
+    validation: int | None  # samples
+    w: int  # parameters
+    buffers: Buffers  # of the untrained model
+    epochs: int  # at most
+
+    def read(self, kept: Mapping[str, Tensor], words: Mapping[str, str]) -> PrivateModel:
+        """The private model of a sealed file. Raises BrokenError where the file is of another, or cannot be of one."""
+        if words.get("key") != self.key:
+            raise BrokenError("it is another model's")
+        shapes = {"outputs": self.outputs, "epochs": ()}
+        if self.validation is not None:
+            shapes |= {"w": (self.w,), "floats": self.buffers.floats_F.shape, "counts": self.buffers.counts_I.shape}
+            if "validation" not in kept or kept["validation"].dim() != 2 or not len(kept["validation"]):
+                raise BrokenError("validation is missing")
+            shapes["validation"] = (len(kept["validation"]), self.validation)
+        for name, shape in shapes.items():
+            if name not in kept or kept[name].shape != shape:
+                raise BrokenError(f"{name} is missing, or of another shape")
+            if kept[name].is_floating_point() == (name in ("epochs", "counts")):
+                raise BrokenError(f"{name} is {kept[name].dtype}")
+            if not torch.isfinite(kept[name]).all():
+                raise BrokenError(f"{name} has NaN or infinity")
+        if not 1 <= int(kept["epochs"]) <= self.epochs:
+            raise BrokenError(f"epochs is {int(kept['epochs'])}")
+        plain = PrivateModel(kept["outputs"], int(kept["epochs"]))
+        if self.validation is None:
+            return plain
+        buffers = Buffers(kept["floats"], kept["counts"])
+        return replace(plain, validation_en=kept["validation"], w_P=kept["w"], buffers=buffers)
+
+
+def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], batch: Batch) -> Iterator[Tensor]:
+    """Outputs, loss and gradients of one step in training mode: dropout, and a forward that asks for the mode."""
+    model = copy.deepcopy(model).train()  # BatchNorm changes its statistics
+    x, y = batch
+    with torch.enable_grad(), seeded(0, x.device):
+        outputs = model(x)
+        value = loss(outputs, y)
+        gradients = torch.autograd.grad(value, trainable(model), allow_unused=True)
+    yield outputs.detach().cpu()
+    yield value.detach().cpu()
+    for gradient in gradients:
+        yield torch.empty(0) if gradient is None else gradient.cpu()
 
 
 def training_key(
@@ -158,8 +264,9 @@ def training_key(
     """A hash of what decides a private model's scores in a user's own loop: the untrained model, loss, metric, data.
 
     `rule` holds the settings: epochs, batch size, seed, optimizer. What model, loss and metric say of a few samples
-    is part of the key, since a changed `forward` need not show in a name. Limit: data that differ each time they are
-    read, by a generator that no seed of torch, NumPy or Python reaches, give another key each time.
+    is part of the key, and so is a step of training: a changed `forward` need not show in a name. Limit: data that
+    differ each time they are read, by a generator that no seed of torch, NumPy or Python reaches, give another key
+    each time.
     """
     digest = hashlib.sha256()
     for part in (model, *map(name_of, (loss, metric, *rule)), torch.__version__):
@@ -167,11 +274,14 @@ def training_key(
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    few = subset(test, torch.arange(min(len(test), 16)))
+    few = subset(test, torch.arange(min(len(test), FEW)))
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     outputs = forward_all(model.eval(), few, device).cpu()
     said = (outputs, loss(outputs, few.labels), metric.per_sample(outputs, few.labels))
     digest.update(repr([tensor.tolist() for tensor in said]).encode())
+    x, y = train.take(torch.arange(min(len(train), FEW)))
+    step = training_step(model, loss, (x.to(device), y.to(device)))
+    digest.update(repr([tensor.tolist() for tensor in step]).encode())
     for data in (train, test):
         add_samples(digest, data)
     return digest.hexdigest()
@@ -186,9 +296,15 @@ def name_of(value: object) -> str:
 @final
 @dataclass(frozen=True)
 class PrivateModelCache:
-    """Outputs of lessons on disk, by content, so that methods and runs share them; no folder, no cache."""
+    """Private models on disk, by content, so that methods and runs share them; no folder, no cache.
+
+    FOLDER/sealed/KEY.safetensors   sealed as checkpoints are; earlier versions wrote FOLDER/KEY.safetensors
+
+    A file that does not fit is set aside and its model trained anew. A cache that cannot be written is done without.
+    """
 
     folder: Path | None = None
+    _said: list[str] = field(init=False, repr=False, compare=False, default_factory=list)  # why it cannot be written
 
     def outputs(self, training_: PrivateTraining) -> Tensor:
         return self.learned(training_).outputs
@@ -196,19 +312,77 @@ class PrivateModelCache:
     def learned(self, training_: PrivateTraining) -> PrivateModel:
         if self.folder is None:
             return training_.learn()
-        path = self.folder / f"{training_.key()}.safetensors"
-        if path.exists():
-            try:
-                kept = load(path.read_bytes())
-                return PrivateModel(kept["outputs"], int(kept.get("epochs", 0)))
-            except (SafetensorError, KeyError):
-                path.unlink()  # damaged: a cache can be made anew
+        identity = training_.identity()
+        path = self.folder / "sealed" / f"{identity.key}.safetensors"
+        kept = self._read(path, identity)
+        if kept is not None:
+            return kept
         # A stretched training takes the number of epochs from the plain one: most of the work is in choosing it.
         chosen = self.learned(training_.unstretched()).epochs if training_.plan.alone.stretch != 1 else 0
         learned = training_.refit(chosen) if chosen else training_.learn()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, save({"outputs": learned.outputs.contiguous(), "epochs": torch.tensor(learned.epochs)}))
+        tensors = _as_tensors(learned)
+        if all(torch.isfinite(tensor).all() for tensor in tensors.values()):  # NaN would not be read again
+            self._write(path, seal(tensors, {"key": identity.key}))
         return learned
+
+    def _read(self, path: Path, identity: Identity) -> PrivateModel | None:
+        if not os.path.lexists(path):
+            return None
+        try:
+            descriptor = open_file(path)
+            if descriptor is None:
+                raise BrokenError("it is no plain file that can be read")
+            with os.fdopen(descriptor, "rb") as file:
+                return identity.read(*unseal(file.read()))
+        except BrokenError as error:
+            wrong = f"{path} does not fit ({error})"
+        try:
+            os.replace(path, path.with_suffix(".damaged"))
+        except FileNotFoundError:  # by another process, which says so
+            return None
+        except OSError as error:
+            self._unwritable(error)
+            return None
+        _LOG.warning("%s; it is set aside as .damaged, and the private model is trained anew", wrong)
+        return None
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            self._make(path.parent)
+            write_whole(path, content)
+        except OSError as error:
+            self._unwritable(error)
+
+    def _make(self, home: Path) -> None:
+        assert self.folder is not None
+        if home.is_symlink():
+            raise OSError(errno.ELOOP, "it is a link", str(home))
+        if home.is_dir():
+            return
+        old = self.folder.is_dir() and any(self.folder.glob("*.safetensors"))
+        home.mkdir(parents=True, exist_ok=True)
+        if old:
+            _LOG.warning(
+                "%s: its private models are of an earlier version of lindt, and are trained anew; "
+                "the *.safetensors beside the folder %s can be deleted",
+                *(self.folder, home.name),
+            )
+
+    def _unwritable(self, error: OSError) -> None:
+        if not self._said:
+            self._said.append(str(error))
+            _LOG.warning(
+                "%s cannot be written (%s); the run goes on without a cache; set LINDT_CACHE to another folder",
+                *(error.filename or self.folder, error.strerror),
+            )
+
+
+def _as_tensors(model: PrivateModel) -> dict[str, Tensor]:
+    found = {"outputs": model.outputs, "epochs": torch.tensor(model.epochs)}
+    if model.validation_en is not None and model.w_P is not None and model.buffers is not None:
+        found |= {"validation": model.validation_en, "w": model.w_P}
+        found |= {"floats": model.buffers.floats_F, "counts": model.buffers.counts_I}
+    return {name: tensor.contiguous() for name, tensor in found.items()}
 
 
 def centralized(plan: Plan, problem: Problem, device: str = "cpu", cache: Path | None = None) -> float:

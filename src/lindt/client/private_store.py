@@ -15,8 +15,7 @@ from typing import Protocol, final
 from torch import Tensor
 
 from lindt.errors import UserError
-from lindt.runs.files import remove, write_whole
-from lindt.runs.sealed import seal, unseal
+from lindt.runs.files import remove, seal, unseal, write_whole
 
 Kept = tuple[dict[str, Tensor], dict[str, float]]  # v_i by name, and the method's notes of that round
 

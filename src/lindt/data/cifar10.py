@@ -20,6 +20,7 @@ from lindt.data.download import (
     Progress,
     check_array,
     check_file,
+    check_kept,
     data_folder,
     keep_arrays,
     kept_array,
@@ -157,7 +158,11 @@ def cifar10(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """The data set with its own test set: `test_share` is not used."""
     folder = data_folder("cifar10")
     shapes = {"x": (60_000, 32, 32, 3), "y": (60_000,)}
-    x, y = (torch.from_numpy(kept_array(folder, name, "cifar10", shape)) for name, shape in shapes.items())
+    arrays = {name: kept_array(folder, name, "cifar10", shape) for name, shape in shapes.items()}
+    halves = {f"{name}_train": array[:50_000] for name, array in arrays.items()}
+    halves |= {f"{name}_test": array[50_000:] for name, array in arrays.items()}
+    check_kept(folder, "cifar10", halves, SHA256)
+    x, y = (torch.from_numpy(arrays[name]) for name in shapes)
     rows = torch.arange(60_000)
     return Pools(x, y.long(), rows[:50_000], rows[50_000:], 10, CLASSES, prepare=prepare)
 

@@ -25,7 +25,7 @@ import tokenize
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, cast, final
@@ -62,7 +62,7 @@ def check_file(path: Path, algorithm: str, expected: str) -> None:
 
 
 def check_array(name: str, array: Array, sha256: str) -> None:
-    found = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+    found = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
     if found != sha256:
         raise UserError(f"{name}: its sha256 is {found}, not {sha256}; the data are not the known ones")
 
@@ -94,6 +94,16 @@ def kept_array(folder: Path, name: str, fetch: str, shape: tuple[int, ...] | Non
             f"{path} is damaged ({one_line(str(error))}); get it anew with `lindt data fetch {fetch}`"
         ) from None
     return found
+
+
+def check_kept(folder: Path, fetch: str, arrays: Mapping[str, Array], sha256: Mapping[str, str]) -> None:
+    """Refuse kept arrays that are not the ones that were fetched: the folder may be anyone's."""
+    try:
+        for name, digest in sha256.items():
+            check_array(name, arrays[name], digest)
+    except UserError:
+        fix = f"get them anew with `lindt data fetch {fetch}`"
+        raise UserError(f"{folder}: its arrays are damaged or of another version; {fix}") from None
 
 
 PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each new attempt

@@ -78,6 +78,30 @@ def subset(examples: Examples, rows: Tensor) -> Examples:
     return _Chosen(examples, rows)
 
 
+def split(samples: Examples, chosen: Tensor) -> tuple[Examples, Examples]:
+    """The other samples, and those that a mask chooses, each in their order."""
+    return subset(samples, (~chosen).nonzero().flatten()), subset(samples, chosen.nonzero().flatten())
+
+
+def stratified(labels: Tensor, wanted: int, seed: int) -> Tensor:
+    """A mask of `wanted` samples, drawn so that each class has its share among them, within one sample.
+
+    Each sample is drawn with the same probability: every k-th one, from a random start, of the samples in the order of
+    their labels. A plain draw would hold out most of a small class now and then. What is left has too few of just the
+    classes that V_i has too many of, so that P_i would look worse on V_i than it is. Targets that have no
+    order are drawn at random.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=generator)
+    if labels.dim() == 1:
+        order = order[labels[order].argsort(stable=True)]
+    start = float(torch.rand((), generator=generator, dtype=torch.float64))
+    places = ((torch.arange(wanted, dtype=torch.float64) + start) * len(labels) / wanted).long()
+    mask = torch.zeros(len(labels), dtype=torch.bool)
+    mask[order[places]] = True
+    return mask
+
+
 @final
 @dataclass(frozen=True)
 class _Chosen:
@@ -162,6 +186,18 @@ def add_samples(digest: Digest, data: Examples) -> None:
         for tensor in data.take(rows):
             digest.update(str((tensor.shape, tensor.dtype)).encode())
             digest.update(tensor.contiguous().numpy().tobytes())
+
+
+def sample_hashes(data: Examples, rows: Tensor | None = None, *, labels: bool) -> Iterator[int]:
+    """A hash of each sample, of x alone or with its label: equal samples have equal ones, within this process.
+
+    Python's own hash of 64 bits, twice as fast as a cryptographic one. It cannot see samples that are changed
+    when read.
+    """
+    for chunk in (torch.arange(len(data)) if rows is None else rows).split(64):
+        x_B, y_B = (tensor.detach().cpu().contiguous().reshape(len(chunk), -1) for tensor in data.take(chunk))
+        for x, y in zip(x_B.view(torch.uint8).numpy(), y_B.view(torch.uint8).numpy(), strict=True):
+            yield hash(x.tobytes() + y.tobytes() if labels else x.tobytes())
 
 
 AT_ONCE: Final = 16  # batches that are gathered together

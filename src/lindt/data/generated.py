@@ -20,6 +20,8 @@ NOISE = 0.8  # times the patterns' own spread
 ROLES, SHORTEST, LONGEST = 30, 2500, 5000
 LETTERS = " etaoinshrdlucmfwygpbvk,.'"
 OWN = 0.6  # of a role's habits; the rest all roles share
+MEMBERS, EACH, FEATURES, LABELS = 40, 100, 16, 6  # of the two camps: roles, samples of a role, numbers of a sample
+CLOSE = 1.3  # the noise of a sample, times the spread of the classes' centres
 
 
 @register_source("generated-pictures")
@@ -71,3 +73,54 @@ def _walk(draw: np.random.Generator, habits: FloatArray, steps: int) -> NDArray[
         rows = up_to[everyone, places[:, step - 1]]
         places[:, step] = (rows < chances[step][:, None]).sum(axis=1)
     return places
+
+
+@register_source("generated-clusters")
+def clusters(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
+    """3,000 samples of 16 numbers in ten classes, each of two clusters that overlap with others. For `Mlp(16)`."""
+    draw = np.random.default_rng(seed_for(0, "generated", "clusters"))
+    centres = draw.normal(size=(2 * CLASSES, FEATURES))
+    which = np.arange(3000) % len(centres)
+    x = centres[which] + draw.normal(scale=0.75, size=(len(which), FEATURES))
+    y = which % CLASSES
+    train, test = split_by_class(y, test_share, seed)
+    names = tuple(f"class {label}" for label in range(CLASSES))
+    return Pools(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), train, test, CLASSES, names)
+
+
+@register_source("two-camps")
+def two_camps(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
+    """40 roles in two camps that call the same things by other names: all six labels contradict."""
+    return _camps(LABELS, test_share, seed)
+
+
+@register_source("two-camps-in-part")
+def two_camps_in_part(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
+    """The two camps agree on four labels and contradict each other on two."""
+    return _camps(2, test_share, seed)
+
+
+def _camps(contradicted: int, test_share: float, seed: int) -> Pools:
+    """Gaussian clusters of 16 numbers, one a class. The second camp swaps the first `contradicted` labels in pairs.
+
+    With the allocation `roles` a client is of one camp; with every other allocation it has samples of both.
+    """
+    draw = np.random.default_rng(seed_for(0, "generated", "two camps"))
+    centres = draw.normal(size=(LABELS, FEATURES))
+    roles = np.arange(MEMBERS).repeat(EACH)
+    classes = draw.integers(LABELS, size=len(roles))
+    x = centres[classes] + draw.normal(scale=CLOSE, size=(len(roles), FEATURES))
+    other = np.arange(LABELS)
+    other[:contradicted] = other[:contradicted] ^ 1  # 0 and 1 change places, 2 and 3, 4 and 5
+    y = np.where(roles % 2 == 1, other[classes], classes)
+    train, test = split_by_class(roles, test_share, seed)  # a share of every role
+    return Pools(
+        torch.from_numpy(x.astype(np.float32)),
+        torch.from_numpy(y),
+        train,
+        test,
+        LABELS,
+        tuple(f"label {label}" for label in range(LABELS)),
+        roles=torch.from_numpy(roles),
+        role_names=tuple(f"{'second' if role % 2 else 'first'} camp, {role // 2}" for role in range(MEMBERS)),
+    )

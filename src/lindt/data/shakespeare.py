@@ -21,6 +21,7 @@ from lindt.data.download import (
     Progress,
     check_array,
     check_file,
+    check_kept,
     data_folder,
     keep_arrays,
     kept_array,
@@ -101,12 +102,7 @@ def shakespeare(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools
     """All windows of all roles. Which roles take part, and who gets which window, the allocation says."""
     folder = data_folder("shakespeare")
     arrays = {name: kept_array(folder, name, "shakespeare") for name in SHA256}
-    for name, sha256 in SHA256.items():
-        try:
-            check_array(name, arrays[name], sha256)
-        except UserError:
-            fix = "they are damaged or of another version; get them anew with `lindt data fetch shakespeare`"
-            raise UserError(f"the plays in {folder}: {fix}") from None
+    check_kept(folder, "shakespeare", arrays, SHA256)
     names = arrays["names"].tobytes().decode().split("\n")
     return window_pools(arrays["text"], arrays["ends"], names, text, test_share, seed)
 

@@ -86,6 +86,19 @@ def digits(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     return Pools(x, y, train, test, 10, tuple("0123456789"))
 
 
+@register_source("breast-cancer")
+def breast_cancer(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
+    """scikit-learn's 569 tumours, 30 standardised measurements each, malignant or benign: inside the package."""
+    from sklearn.datasets import load_breast_cancer  # slow to import
+
+    bunch = load_breast_cancer()
+    x = torch.as_tensor(bunch.data, dtype=torch.float32)
+    x = (x - x.mean(0)) / x.std(0)
+    y = torch.as_tensor(bunch.target, dtype=torch.int64)
+    train, test = split_by_class(y.numpy(), test_share, seed)
+    return Pools(x, y, train, test, 2, ("malignant", "benign"))
+
+
 def split_by_class(y: np.ndarray[tuple[int], np.dtype[np.int64]], share: float, seed: int) -> tuple[Tensor, Tensor]:
     """A test set with `share` of every class."""
     draw = np.random.default_rng(seed_for(seed, "test rows"))

@@ -22,7 +22,10 @@ CLOSED: Final = "the engine is closed; build another"
 
 @final
 class InProcess:
-    """`folder` keeps v_i on disk, under the run's id; without it they live in memory."""
+    """`folder` keeps v_i on disk, under the run's id; without it they live in memory.
+
+    `far_away`: these clients answer a server in another place, which knows the plan and with it every seed.
+    """
 
     def __init__(
         self,
@@ -33,6 +36,7 @@ class InProcess:
         folder: Path | None = None,
         cache: Path | None = None,
         device: str = "cpu",
+        far_away: bool = False,
     ) -> None:
         versions: PrivateStore = MemoryStore() if folder is None else BackgroundWriter(FolderStore(folder, run))
         worker = WorkerContext(
@@ -46,6 +50,7 @@ class InProcess:
             device=torch.device(device),
             attackers=attackers_of(plan, len(problem.data)),
             backdoor=backdoor_of(plan, problem),
+            far_away=far_away,
         )
         self.versions, self.run = versions, run
         self._threads, self._closed = plan.threads, False

@@ -7,7 +7,7 @@ server/updates.py. An answer that breaks a rule becomes a Reply with a `fault` i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, final
 
 import torch
@@ -18,7 +18,7 @@ from lindt.data.examples import subset
 from lindt.errors import in_short, one_line
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, counted_clients, first_model
-from lindt.protocols import Buffers, ClientTally, Metric, Reply, Task
+from lindt.protocols import Buffers, ClientTally, GainReport, Metric, Paired, Reply, Task
 from lindt.server.updates import LONGEST, MOST_SAMPLES, notes_fault, tally_fault
 
 MOST: Final = 2**31  # of a round or a client's number
@@ -55,8 +55,9 @@ class ScoreFormat:
 def pack_reply(reply: Reply) -> dict[str, Any]:
     """All of a reply but its weights, as JSON values."""
     tally = None if reply.tally is None else pack_tally(reply.tally)
-    return {"client": reply.client, "round": reply.round, "size": reply.size, "fault": reply.fault, "tally": tally,
-            "notes": reply.notes}  # fmt: skip
+    found = {"client": reply.client, "round": reply.round, "size": reply.size, "fault": reply.fault, "tally": tally,
+             "notes": reply.notes}  # fmt: skip
+    return found if reply.report is None else found | {"report": asdict(reply.report)}
 
 
 def unpack_reply(
@@ -73,9 +74,9 @@ def unpack_reply(
         if size < 1 or (client, round) != (task.client, task.round):
             raise ValueError(f"client {client}, round {round}, {size} samples")
         if task.kind == "private":
-            return Reply(client, round, size)
+            return Reply(client, round, size, notes=unpack_notes(found.get("notes")))
         if task.kind == "train":
-            return Reply(client, round, size, *weights())
+            return Reply(client, round, size, *weights(), report=_report_or_none(found.get("report")))
         tally = unpack_tally(found.get("tally"), expected.metric, expected.shape, private=client in expected.alone)
         return Reply(client, round, size, tally=tally, notes=unpack_notes(found.get("notes")))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
@@ -107,6 +108,40 @@ def unpack_tally(found: object, metric: Metric, shape: tuple[int, ...], *, priva
     if fault := tally_fault(tally, metric):
         raise ValueError(fault)
     return tally
+
+
+def unpack_report(found: object) -> GainReport:
+    """A gain report, or ValueError. The server clips its numbers to their bounds (server/updates.py)."""
+    if not isinstance(found, dict) or not found.keys() <= GainReport.__dataclass_fields__.keys():
+        raise ValueError("no gain report")
+    private, equal_age = _paired(found.get("private")), _paired(found.get("equal_age"))
+    if private is None or equal_age is None:
+        raise ValueError("a gain report without a gain")
+    first = found.get("first_batch")
+    return GainReport(
+        whole_number(found.get("samples"), "samples", MOST_SAMPLES),
+        private,
+        equal_age,
+        _paired(found.get("adapted")),
+        _paired(found.get("adapted_private")),
+        None if first is None else number(first, "first_batch"),
+    )
+
+
+def _paired(found: object) -> Paired | None:
+    if found is None:
+        return None
+    if not isinstance(found, dict) or found.keys() != {"mean", "square"}:
+        raise ValueError("no mean and square of a difference")
+    return Paired(number(found["mean"], "mean"), number(found["square"], "square"))
+
+
+def _report_or_none(found: object) -> GainReport | None:
+    """An update counts without its report, as it does where a client has none."""
+    try:
+        return None if found is None else unpack_report(found)
+    except ValueError:
+        return None
 
 
 def _sums(found: object, shape: tuple[int, ...]) -> Tensor:

@@ -9,19 +9,21 @@ What is counted, and what is not:
 - Counted is the release of w after every round. Not counted: that the server itself sees every w_i, that the
   switch of recovery depends on Delta (a bit per round, read off the updates before noise), and that float
   buffers travel without noise. The true budget is never smaller than the one given here.
-- In simulation the noise comes from the plan's seed; who knows the seed knows the noise.
+- In simulation the noise comes from the plan's seed; who knows the seed knows the noise. `privacy_budget` in
+  runs/summary.py says so.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, final
 
 from lindt.errors import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 STRONG: Final = 1.0
@@ -85,8 +87,9 @@ def budget(
     sensitivity: float | None,
     clients: int,
     active: int,
-    rounds: int,
+    rounds: int | None = None,
     asked: int | None = None,
+    reachable: Sequence[int] | None = None,
     uniform: bool = True,
     delta_dp: float | None = None,
 ) -> Budget:
@@ -95,22 +98,25 @@ def budget(
     `asked` is how many clients are asked in a round, by default K. With over-selection it is more than K, and the
     first K answers are taken.
 
+    `reachable` gives, in place of `rounds`, how many clients could be asked in each of them: those that were connected.
+    By default all N.
+
     `sensitivity` is how far, in L2, the aggregate can move when one client's update is replaced: 2S/K for the
     plain mean of updates clipped to S, with the smallest K of any round; None where no bound is known.
     `delta_dp` is by default N^-1.1, as in McMahan et al. 2018, whose scheme the paper follows; always below
     1/N, since at 1/N one could publish a random client's data in full.
 
     Two accounts are valid, and the smaller is returned. The plain one holds whoever takes part. The amplified
-    one needs a `uniform` and secret choice of the clients asked among all N, which a fixed share of attackers per
-    round is not. For the paper's small sigma the plain one is the smaller.
+    one needs a `uniform` and secret choice of the clients asked among those reachable, which a fixed share of attackers
+    per round is not. For the paper's small sigma the plain one is the smaller.
 
-    The amplified account uses the sampling rate `asked` / N, not K / N. Only the clients asked are a uniform
-    sample; which K of them are taken depends on their speed, and a client that is always fast enough is in the sum
-    with probability `asked` / N. Given the clients asked, the rest of the round is the Gaussian mechanism with
-    `sensitivity`: for given times of arrival, replacing one client exchanges at most one of the K updates. So
-    amplification by sampling without replacement holds at the rate `asked` / N. Not counted is what the times
-    themselves reveal: they are taken to be independent of the data. The account also needs that all N clients
-    can be asked in each round.
+    The amplified account uses the sampling rate `asked` / `reachable` of each round, not K / N. Who is connected is
+    taken to be known: among M connected clients one of them is asked with probability `asked` / M, however many others
+    there are. Only the clients asked are a uniform sample; which K of them are taken depends on their speed, and a
+    client that is always fast enough is in the sum whenever it is asked. Given the clients asked, the rest of the round
+    is the Gaussian mechanism with `sensitivity`: for given times of arrival, replacing one client exchanges at most one
+    of the K updates. So amplification by sampling without replacement holds at that rate. Not counted is what the times
+    themselves reveal: they are taken to be independent of the data.
     """
     require(math.isfinite(sigma) and sigma >= 0, "sigma", sigma, "take a finite number, 0 or larger")
     require(sensitivity is None or sensitivity > 0, "sensitivity", sensitivity, "take a number above 0, or None")
@@ -118,7 +124,14 @@ def budget(
     require(1 <= active <= clients, "active", active, f"take 1 to {clients}, the number of clients")
     asked = active if asked is None else asked
     require(active <= asked <= clients, "asked", asked, f"take {active} to {clients}: the answers taken to all clients")
-    require(rounds >= 0, "rounds", rounds, "take 0 or more")
+    if reachable is None:
+        require(rounds is not None and rounds >= 0, "rounds", rounds, "take 0 or more")
+        times = Counter({clients: rounds} if rounds else {})  # not a list: rounds may be a billion
+    else:
+        times = Counter(reachable)
+    fix = f"take 1 to {clients}, the number of clients, for each round"
+    require(all(1 <= M <= clients for M in times), "reachable", reachable, fix)
+    rounds = times.total()
     # N = 1 would give 1, which promises nothing whatever the noise; it takes the value of two clients.
     delta_dp = max(clients, 2) ** -1.1 if delta_dp is None else delta_dp
     require(
@@ -137,27 +150,33 @@ def budget(
         why = "one client's part in the aggregate has no known bound"
         return Budget(None, delta_dp, None, amplified=False, reason=why)
 
-    plain = _epsilon_dp(min(z, _MOST_NOISE), rounds, delta_dp, _ORDERS)
+    plain = _epsilon_dp(min(z, _MOST_NOISE), {None: rounds}, delta_dp, _ORDERS)
     sampled = math.inf
-    if uniform and asked < clients:  # a whole federation that is asked is no sample
-        few = min(z, _MOST_SAMPLED_NOISE)
-        sampled = _epsilon_dp(few, rounds, delta_dp, _SAMPLED_ORDERS, sample=(asked, clients))
+    # Where all that can be reached are asked there is no sample.
+    draws: Counter[tuple[int, int] | None] = Counter()
+    for M, count in times.items():
+        draws[(asked, M) if asked < M else None] += count
+    if uniform and any(draws):
+        sampled = _epsilon_dp(min(z, _MOST_SAMPLED_NOISE), draws, delta_dp, _SAMPLED_ORDERS)
     epsilon_dp, amplified = min(plain, sampled), sampled < plain
     reason = f"from noise of {z:.3g} times the sensitivity, {rounds} round{'s' if rounds > 1 else ''}"
     if math.isinf(epsilon_dp):
         return Budget(None, delta_dp, z, amplified=False, reason=f"epsilon is beyond every number, {reason}")
     if amplified:
+        worst, best = (f"{min(asked, M)}/{M}" for M in (min(times), max(times)))
         reason += (
-            f", amplified by the sampling rate {asked}/{clients}, provided that all {clients} clients can be asked"
+            f", amplified by the sampling rate {worst if worst == best else f'{best} to {worst}'} of the clients that"
         )
-        reason += f" and nobody learns which {asked} of them were"
+        reason += f" could be reached, provided that nobody learns which {asked} of them were asked"
     return Budget(epsilon_dp, delta_dp, z, amplified, reason)
 
 
 def _epsilon_dp(
-    z: float, rounds: int, delta_dp: float, orders: Sequence[float], sample: tuple[int, int] | None = None
+    z: float, draws: Mapping[tuple[int, int] | None, int], delta_dp: float, orders: Sequence[float]
 ) -> float:
     """Renyi accounting under replace-one; infinite where dp-accounting's arithmetic gives out.
+
+    `draws` counts the rounds by their sample, so many of so many clients; None is a round without one.
 
     Its Gaussian event has Renyi divergence order / (2 z^2) under every neighbouring relation: it does not
     double the sensitivity for replace-one by itself, so z must be sigma over the replace-one sensitivity.
@@ -167,14 +186,14 @@ def _epsilon_dp(
     import numpy as np
     from dp_accounting import rdp
 
-    event = dp_accounting.GaussianDpEvent(z)
-    if sample is not None:
-        event = dp_accounting.SampledWithoutReplacementDpEvent(sample[1], sample[0], event)
+    noise = dp_accounting.GaussianDpEvent(z)
     accountant = rdp.RdpAccountant(orders, dp_accounting.NeighboringRelation.REPLACE_ONE)
     try:
         # A vanishing z gives z^2 = 0 (math raises) and inf - inf (numpy would warn). It is judged below.
         with np.errstate(all="ignore"):
-            accountant.compose(event, rounds)
+            for sample, rounds in draws.items():
+                drawn = sample and dp_accounting.SampledWithoutReplacementDpEvent(sample[1], sample[0], noise)
+                accountant.compose(drawn or noise, rounds)
     except (ValueError, ZeroDivisionError, OverflowError):
         return math.inf
     # dp-accounting turns a NaN or a negative divergence into epsilon = 0, the best guarantee there is.

@@ -1,10 +1,15 @@
-"""Attackers (Fig. 1d, Appendix C.1): what they train on, what they report, what they are after."""
+"""Attackers (Fig. 1d, Appendix C.1): what they train on, what they report, what they are after.
+
+Legend: H honest clients and A attackers that answer in a round, P parameters.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, final
+from itertools import combinations
+from statistics import NormalDist
+from typing import ClassVar, Literal, Protocol, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -45,6 +50,22 @@ class Threat(Protocol):
 
     def goal(self, y_n: Tensor) -> Tensor:
         """The label the attackers want for each sample; -1 where they want nothing."""
+        ...
+
+
+@runtime_checkable
+class Omniscient(Threat, Protocol):
+    """A threat whose attackers know the updates of the round before they send theirs: the worst case of the papers.
+
+    Only a simulation has such attackers. `play_round` asks for their updates when all replies are in, before clipping
+    and aggregation, so that they are the same on every engine. A deployment refuses the plan.
+    """
+
+    def conspire(self, honest_HP: Tensor, own_AP: Tensor) -> Tensor:
+        """A x P: what the attackers send. Rows are in the order of client ids; H and A are 1 or more.
+
+        `own_AP` is what they made by `corrupt` and `report`, which they send where no honest update came.
+        """
         ...
 
 
@@ -192,6 +213,13 @@ class Until:
 
     def goal(self, y_n: Tensor) -> Tensor:
         return self.threat.goal(y_n)
+
+
+def omniscient(threat: Threat, round: int = 1) -> Omniscient | None:
+    """The threat whose attackers know the updates of this round; None where they send what each made by itself."""
+    if isinstance(threat, Until):
+        return omniscient(threat.threat, round) if round <= threat.last_round else None
+    return threat if isinstance(threat, Omniscient) else None
 
 
 def pool_within(threat: Threat, everything: Examples) -> Examples | None:
@@ -342,6 +370,7 @@ class ModelReplacement:
 
     def __post_init__(self) -> None:
         _require_factor(self.factor)
+        _require_own_work(self.threat)
 
     @property
     def share(self) -> float:
@@ -362,6 +391,145 @@ class ModelReplacement:
 
     def goal(self, y_n: Tensor) -> Tensor:
         return self.threat.goal(y_n)
+
+
+class _Insider(_Liar):
+    """Abstract: its update is made from the honest ones, so that it need not train."""
+
+    def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
+        return replace(work, epochs=0, honest=False)
+
+
+@register(Threat)
+@final
+@dataclass(frozen=True)
+class InnerProduct(_Insider):
+    """Inner-product manipulation (Xie et al. 2020, "Fall of Empires"): -epsilon times the mean of the honest updates.
+
+    The mean of all updates points away from the honest mean where epsilon > H / A. The default is the paper's attack
+    on means: 10 does so from one attacker among ten honest clients on. A small epsilon, such as 0.5, is made for
+    aggregators that leave out what lies far away.
+    """
+
+    share: float = 0.2
+    epsilon: float = 10.0
+
+    def __post_init__(self) -> None:
+        require_share(self.share)
+        require(0 < self.epsilon <= 1e9, "epsilon", self.epsilon, "how many times the honest mean lies above 0")
+
+    def conspire(self, honest_HP: Tensor, own_AP: Tensor) -> Tensor:
+        return (-self.epsilon * honest_HP.mean(0)).expand_as(own_AP)
+
+
+@register(Threat)
+@final
+@dataclass(frozen=True)
+class LittleIsEnough(_Insider):
+    """ "A little is enough" (Baruch et al. 2019): in each coordinate the honest mean less z standard deviations.
+
+    z = 0 is the paper's z of the round's clients and attackers: so far out that enough honest clients lie farther
+    out to make a majority with the attackers. With few attackers that is no shift at all; 1.5 is usual then.
+    """
+
+    share: float = 0.2
+    z: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_share(self.share)
+        require(0 <= self.z <= 1e9, "z", self.z, "give standard deviations, or 0 for the paper's z")
+
+    def shift(self, clients: int, attackers: int) -> float:
+        """z: with s = floor(n / 2 + 1) - m honest supporters needed, phi(z) = (n - m - s) / (n - m); never below 0."""
+        honest = clients - attackers
+        supporters = max(1, clients // 2 + 1 - attackers)
+        return self.z or NormalDist().inv_cdf(max(0.5, (honest - supporters) / honest))
+
+    def conspire(self, honest_HP: Tensor, own_AP: Tensor) -> Tensor:
+        z = self.shift(len(honest_HP) + len(own_AP), len(own_AP))
+        return (honest_HP.mean(0) - z * honest_HP.std(0, correction=0)).expand_as(own_AP)
+
+
+@register(Threat)
+@final
+@dataclass(frozen=True)
+class MinMax(_Insider):
+    """Min-max (Shejwalkar and Houmansadr 2021): the honest mean plus gamma times a perturbation, with the largest gamma
+    at which no honest update is farther away than the two farthest honest ones are from each other.
+
+    The perturbation is the negative of the standard deviation by coordinate ("std"), of the mean's direction ("unit")
+    or of the mean's signs ("sign"). The paper finds gamma by bisection; here it is the root of a quadratic equation.
+    """
+
+    perturbation: Literal["std", "unit", "sign"] = "std"
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        require_share(self.share)
+
+    def conspire(self, honest_HP: Tensor, own_AP: Tensor) -> Tensor:
+        mean_P = honest_HP.mean(0)
+        if self.perturbation == "std":
+            along_P = -honest_HP.std(0, correction=0)
+        else:
+            along_P = -torch.sign(mean_P) if self.perturbation == "sign" else -mean_P
+        length = _norm(along_P)
+        if length == 0:
+            return mean_P.expand_as(own_AP)
+        along_P = along_P / length
+        widest = max((_norm(one - other) for one, other in combinations(honest_HP, 2)), default=0.0)
+        # |mean + gamma along - u_i| = widest for each honest u_i, where |along| = 1; the nearest root binds.
+        gamma = math.inf
+        for u_P in honest_HP:
+            behind = float((mean_P - u_P).double() @ along_P.double())
+            inside = max(0.0, behind**2 + widest**2 - _norm(mean_P - u_P) ** 2)
+            gamma = min(gamma, max(0.0, math.sqrt(inside) - behind))
+        return (mean_P + gamma * along_P).expand_as(own_AP)
+
+
+@register(Threat)
+@final
+@dataclass(frozen=True)
+class Sybils:
+    """One attacker under many names: all send the very same update, what the first of them that answered made by
+    `threat`. `colluding` agrees on a direction only, and each keeps its own length."""
+
+    threat: Threat = field(default_factory=Backdoor)
+
+    def __post_init__(self) -> None:
+        _require_own_work(self.threat)
+
+    @property
+    def share(self) -> float:
+        return self.threat.share
+
+    @property
+    def per_batch(self) -> int:
+        return self.threat.per_batch
+
+    def pool(self, everything: Examples) -> Examples | None:
+        return pool_within(self.threat, everything)
+
+    def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
+        return self.threat.corrupt(work, pool, round)
+
+    def report(self, update_P: Tensor, seed: int, round: int) -> Tensor:
+        return self.threat.report(update_P, seed, round)
+
+    def conspire(self, honest_HP: Tensor, own_AP: Tensor) -> Tensor:
+        return own_AP[0].expand_as(own_AP)
+
+    def goal(self, y_n: Tensor) -> Tensor:
+        return self.threat.goal(y_n)
+
+
+def _norm(vector_P: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector_P, dtype=torch.float64))
+
+
+def _require_own_work(threat: Threat) -> None:
+    fix = "its attackers send one update made from the honest ones already; give an attack that each makes by itself"
+    require(omniscient(threat) is None, "threat", type(threat).__name__, fix)
 
 
 def _require_factor(factor: float) -> None:

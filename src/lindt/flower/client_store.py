@@ -1,7 +1,8 @@
 """Where a client keeps what is its own: v_i, and how well it does alone. Neither ever leaves this folder.
 
     FOLDER/EXPERIMENT/client-NAME/v/.../round-000012.safetensors   v_i by the round that wrote it
-    FOLDER/EXPERIMENT/client-NAME/alone.safetensors                the private model's score of each test sample
+    FOLDER/EXPERIMENT/client-NAME/alone.safetensors                the private model P_i, and its score of each sample
+    FOLDER/EXPERIMENT/client-NAME/alone.session                    the session in which its key was compared last
     FOLDER/EXPERIMENT/client-NAME/session                          the server's session that was met last
     FOLDER/EXPERIMENT/client-NAME/lock
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 from urllib.parse import quote
@@ -36,6 +38,44 @@ def default_folder() -> Path:
         return Path(os.environ["LINDT_PRIVATE"])
     home = os.environ.get("XDG_DATA_HOME")
     return (Path(home) if home else Path.home() / ".local" / "share") / "lindt" / "private"
+
+
+@final
+@dataclass(frozen=True)
+class AloneScores:
+    """How the private model P_i does. Legend: n test samples, e epochs, v validation samples."""
+
+    test_n: Tensor
+    validation_ev: Tensor | None = None  # after each epoch; None where the client does not report
+    rows_v: Tensor | None = None  # of the validation data, without those that stand in the training data too
+
+    def at(self, epoch: int | None = None) -> Tensor:
+        """The score of each validation sample after `epoch` epochs; of the finished model, where there are fewer."""
+        assert self.validation_ev is not None
+        last = len(self.validation_ev)
+        return self.validation_ev[(last if epoch is None else min(max(1, epoch), last)) - 1]
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {"scores": self.test_n, "validation": self.validation_ev, "rows": self.rows_v}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    @classmethod
+    def read(cls, kept: dict[str, Tensor]) -> AloneScores | None:
+        """None where the tensors are not what `tensors` gave."""
+        scores, values, rows = (kept.get(name) for name in ("scores", "validation", "rows"))
+        if scores is None or scores.dim() != 1 or not _finite(scores):
+            return None
+        if (values is None) != (rows is None):
+            return None
+        if values is not None and rows is not None:
+            fitting = values.dim() == 2 and len(values) > 0 and rows.dtype == torch.int64
+            if not fitting or rows.shape != values.shape[1:] or not _finite(values):
+                return None
+        return cls(scores, values, rows)
+
+
+def _finite(scores: Tensor) -> bool:
+    return scores.is_floating_point() and bool(torch.isfinite(scores).all())
 
 
 @final
@@ -98,20 +138,36 @@ class ClientStore:
         prune(self._versions, CLIENT, instruction.keep)
         return True
 
-    def read_alone(self, key: str, samples: int) -> Tensor | None:
-        """The private model's score of each test sample; None where its key says other settings, model or data."""
+    def read_alone(self, key: str | None, samples: int | None = None) -> AloneScores | None:
+        """How the private model P_i does; None where the kept key says other settings, model or data.
+
+        With `key` None the file is taken as it is: `checked` says whether this session has compared its key already.
+        """
         path = self.home / "alone.safetensors"
         if not path.exists():
             return None
         try:
             with safe_open(path, framework="pt") as file:
-                scores: Tensor = file.get_tensor("scores")
-                same = (file.metadata() or {}).get("key") == key and scores.shape == (samples,)
-                same = same and scores.is_floating_point() and bool(torch.isfinite(scores).all())
+                kept = {name: file.get_tensor(name) for name in file.keys() if not name.startswith("model/")}  # noqa: SIM118
+                same = key is None or (file.metadata() or {}).get("key") == key
         except (SafetensorError, OSError):
             return None  # damaged: it can be trained anew
-        return scores if same else None
+        found = AloneScores.read(kept) if same else None
+        return None if found is None or samples not in (None, len(found.test_n)) else found
 
-    def write_alone(self, key: str, scores: Tensor) -> None:
-        blob = save({"scores": scores.contiguous()}, {"key": key})
+    def write_alone(self, key: str, alone: AloneScores, model: nn.Module) -> None:
+        """Keep the scores and P_i itself."""
+        tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()} | alone.tensors()
+        # A copy of each: tied weights share memory, which safetensors refuses.
+        blob = save(
+            {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, {"key": key}
+        )
         write_whole(self.home / "alone.safetensors", blob)
+
+    def checked(self, session: str) -> bool:
+        """Whether the key of the private model was compared in this session: that takes reading all of the data."""
+        path = self.home / "alone.session"
+        return path.exists() and path.read_text() == session
+
+    def check(self, session: str) -> None:
+        write_whole(self.home / "alone.session", session.encode())

@@ -1,10 +1,12 @@
-"""NFLDetector: detection (Alg. 2, s6-s11) around any Flower strategy, in one line of a ServerApp.
+"""NFLDetector: detection around any Flower strategy, in one line of a ServerApp.
 
-    strategy = NFLDetector(FedAvg(), epsilon=0.3, patience=10)
+    strategy = NFLDetector(FedAvg())                              # tests the gains that clients with LindtMod report
+    strategy = NFLDetector(FedAvg(), epsilon=0.3, patience=10)    # the paper's rule (Alg. 2, s6-s11)
     strategy.start(grid, initial_arrays, num_rounds=50)
 
 It copies the clients' weights before the strategy has them, sees the aggregate after, and changes neither.
-Limits: Delta is no absolute (docs/choosing-epsilon.md); noise that clients add themselves is not subtracted.
+Limits: without reports the test of gains says "undecided: no client reports", and nothing by Delta. Delta is no
+absolute (docs/choosing-epsilon.md); noise that clients add themselves is not subtracted.
 
 Legend: K clients answering, P weights.
 """
@@ -13,30 +15,65 @@ from __future__ import annotations
 
 import uuid
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from lindt.errors import UserError
-from lindt.flower.measure import ORDER, DetectorWarnings, ProbeStrategy, chain, log_message, measure_round, with_probes
-from lindt.flower.protocol import PREFIX, Instruction, reports_of
+from lindt.errors import PlanError, UserError, one_line
+from lindt.flower.measure import (
+    ORDER,
+    DetectorWarnings,
+    ProbeStrategy,
+    chain,
+    measure_round,
+    measure_statistics,
+    with_probes,
+)
+from lindt.flower.protocol import PREFIX, Instruction, detach_gain, log_message, reports_of
 from lindt.flower.recorder import RunFolder, RunRecorder
 from lindt.flower.replies import ValidReplies, consistent_replies, float_names, validate_replies, weights_of
-from lindt.protocols import Divergence, Evidence, RecoveryState, Statistic, Stop
+from lindt.protocols import (
+    Decision,
+    Detection,
+    DetectionState,
+    Divergence,
+    Evidence,
+    GainReport,
+    RecoveryState,
+    Statistic,
+    Stop,
+)
 from lindt.runs.schema import SCORES
-from lindt.server.detection.rules import Counting
-from lindt.server.recovery import OnDetection, Persist
+from lindt.server.detection.detector import paper_rule
+from lindt.server.detection.divergence import Counting, Delta
+from lindt.server.detection.gain import Gain
+from lindt.server.recovery import OnDetection, OnEvidence, Persist
 from lindt.server.scores import Scores
+
+STATES: Final = {  # of the verdict, in Flower's log
+    "too early": "too early to say",
+    "undecided": "undecided",
+    "helps": "federation helps",
+    "hurts": "federation hurts",
+}
+EFFECTS: Final = STATES | {"helps": "better", "hurts": "worse"}  # of recovery
+VERDICTS: Final = {"hurts": -1, "too early": 0, "undecided": 0, "helps": 1}  # the metric lindt-verdict
 
 
 @final
 class NFLDetector(Strategy):
     """Wraps a strategy. With `folder` the run is kept there in our own format, and taken up again after a crash.
 
+    By default it tests the gains that clients report with their training (LindtMod), with no number to choose.
+    `detection` is another test than `Gain()`. `recover_at` says when recovery starts: at the early "warning", or at the
+    "verdict" that federation hurts. It is switched off when what the clients predict with is shown worse than w.
+
+    With `epsilon` it is the paper's rule, to which `patience`, `statistic`, `counting`, `stop` and `again` belong.
     `statistic` is what is held against epsilon: `delta` (Eq. 7), `clean` (around the aggregate before noise),
     `spread` (around the clients' own mean, which has a limit of zero under any strategy), or `median` (Delta with the
     median over clients, which one hostile client cannot move far).
@@ -45,13 +82,15 @@ class NFLDetector(Strategy):
     def __init__(
         self,
         strategy: Strategy,
-        epsilon: float = 0.1,
-        patience: int = 250,
+        epsilon: float | None = None,
+        patience: int | None = None,
         *,
-        statistic: Statistic = "delta",
-        counting: Counting = "cumulative",
+        statistic: Statistic | None = None,
+        counting: Counting | None = None,
         stop: Stop | None = None,
-        again: Literal["rearm", "once"] = "rearm",
+        again: Literal["rearm", "once"] | None = None,
+        detection: Detection | None = None,
+        recover_at: Literal["warning", "verdict"] | None = None,
         folder: str | Path | None = None,
         name: str = "flower",
     ) -> None:
@@ -60,11 +99,23 @@ class NFLDetector(Strategy):
         links = list(chain(strategy))
         if any(isinstance(link, NFLDetector) for link in links):
             raise UserError(f"strategy: there is a detector inside it already; {ORDER}")
-        self.rule = OnDetection(float(epsilon), patience, statistic, counting, stop or Persist(), again)
+        rule = paper_rule(epsilon, patience, statistic, counting, detection)
+        self.rule: OnDetection | OnEvidence
+        if rule is not None:
+            if recover_at is not None:
+                raise PlanError("recover_at", recover_at, "follows the test of gains: leave out epsilon, or this")
+            stopping = stop or Persist(), again or "rearm"
+            self.rule = OnDetection(rule.epsilon, rule.patience, rule.statistic, rule.counting, *stopping)
+        else:
+            for word, given in (("stop", stop), ("again", again)):
+                if given is not None:
+                    raise PlanError(word, given, "belongs to the paper's rule: give epsilon as well, or leave it out")
+            self.rule = OnEvidence() if recover_at is None else OnEvidence(recover_at)
+        self.detection: Detection = Delta() if rule is not None else _suitable(detection or Gain())
         self.strategy, self._probes = with_probes(strategy)
-        self._warnings = DetectorWarnings(statistic, links)
+        self._warnings = DetectorWarnings(None if rule is None else rule.statistic, links)
         names = [type(link).__name__ for link in links if not isinstance(link, ProbeStrategy)]
-        run_folder = RunFolder(Path(folder), name, self.rule, names) if folder is not None else None
+        run_folder = RunFolder(Path(folder), name, self.rule, names, self.detection) if folder is not None else None
         self._recorder = RunRecorder(run_folder)
         self._experiment = run_folder.run if run_folder else uuid.uuid4().hex
         keys = [str(vars(link)["weighted_by_key"]) for link in links if "weighted_by_key" in vars(link)]
@@ -76,6 +127,10 @@ class NFLDetector(Strategy):
         self._since = 0  # the round this session goes on after
         self._offset = 0  # from the rounds that Flower's start() counts to the run's own
         self._played = 0  # the last round that was aggregated
+        self._rounds: int | None = None  # that are planned
+        self._judged: DetectionState | None = self.detection.begin()  # what the test goes on from
+        self.found = self._judged  # all its answers: the verdict, the early warning, the effect of recovery
+        self._told: dict[str, object] = {}  # the last answers that the log was told
         self.state: RecoveryState = self.rule.begin()
         self.seen: Divergence | None = None  # of the last round
         self.scores: Scores | None = None  # of the last evaluation that clients reported in
@@ -88,8 +143,15 @@ class NFLDetector(Strategy):
 
     @property
     def negative(self) -> bool:
-        """The verdict: NFL has been detected in this run."""
+        """Federation hurts, by the test of gains; under the paper's rule, NFL has been detected in this run."""
+        if self.verdict is not None:
+            return self.verdict.state == "hurts"
         return self.state.detections > 0
+
+    @property
+    def verdict(self) -> Decision | None:
+        """The answer of the test of gains after the last round; None under the paper's rule."""
+        return None if self.found is None else self.found.verdict
 
     def begin(self, arrays: ArrayRecord, num_rounds: int) -> tuple[int, ArrayRecord]:
         """For a loop of your own that calls the strategy's methods itself: call it once before the first round.
@@ -108,12 +170,19 @@ class NFLDetector(Strategy):
         weights_of(arrays, float_names(arrays))  # raises where there is nothing to measure
         saved = self._recorder.resume(num_rounds, self.strategy, arrays, own_loop=own_loop)
         self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
-        self.seen, self.scores = None, None
+        self.seen, self.scores, self._told = None, None, {}
+        self._rounds, self._judged = num_rounds, self.detection.begin()
+        self.found = self._judged
         if saved is not None:
             self._since, self.state, arrays = saved.round, saved.recovery, saved.arrays
+            self._judged = saved.detection if self.detection.reports and saved.detection else self._judged
+            self.found = _shown(self._judged)
             flag = "on" if self.state.on else "off"
-            log_message(f"goes on after round {saved.round}, count {self.state.count}, recovery {flag}")
+            at = f"count {self.state.count}" if self._judged is None else f"verdict {self._judged.verdict.state!r}"
+            log_message(f"goes on after round {saved.round}, {at}, recovery {flag}")
             self._warnings.resumed()
+        if self.detection.reports:
+            self._warnings.reports()
         self._played, self._offset = self._since, 0 if own_loop else self._since
         return self._since, arrays
 
@@ -168,8 +237,10 @@ class NFLDetector(Strategy):
         round, recovering, before = self._next(server_round), self.state.on, self.state.detections
         clip_norm = self._probes.clip_norm()
         clipped_here = self._probes.clips_here()
+        replies = list(replies)
+        gains = self._gains(round, replies)
         valid = validate_replies(
-            list(replies),
+            replies,
             self._sent,
             self._weighted_by,
             clipping=clip_norm is not None or clipped_here,
@@ -183,14 +254,34 @@ class NFLDetector(Strategy):
             arrays, metrics = None, None
         self.seen = measure_round(valid, arrays, clip_norm, self._probes, self._warnings) if arrays else None
         self._probes.forget()
-        answered = frozenset(self._recorder.number(node) for node in valid.nodes)
-        self.state = self.rule.judge(self.state, Evidence(round, self.seen, answered, self._recorder.clients))
-        self._recorder.played(round, valid, self.seen, recovering, self.state, arrays or self._sent, self.strategy)
+        number = self._recorder.number
+        answered = frozenset(number(node) for node in valid.nodes)
+        # Of the replies that were taken: a client whose update is refused has no say.
+        reports = {number(r.metadata.src_node_id): gains[id(r)] for r in valid.passed if id(r) in gains}
+        evidence = Evidence(round, self.seen, answered, self._recorder.clients, self._rounds, reports)
+        self._judged = self.detection.judge(self._judged, evidence)
+        self.found = _shown(self._judged)
+        self.state = self.rule.judge(self.state, replace(evidence, detection=self._judged))
+        self._recorder.played(
+            round,
+            valid,
+            self.seen,
+            recovering,
+            self.state,
+            arrays or self._sent,
+            self.strategy,
+            reports if self.detection.reports else None,
+            self._judged,
+            self.found,
+            measure_statistics(valid, arrays) if arrays else None,
+        )
         self._played = round
         self._tell(round, valid, detected=self.state.detections > before)
-        if arrays is None or self.seen is None:
+        if self.detection.reports:
+            self._tell_verdict(round, stopped=recovering and not self.state.on)
+        if arrays is None or (self.seen is None and not self.detection.reports):
             return arrays, metrics
-        return arrays, self._with_verdict(metrics)
+        return arrays, self._with_verdict(metrics, len(reports))
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -217,10 +308,33 @@ class NFLDetector(Strategy):
 
     def summary(self) -> None:
         rule = self.rule
-        log_message(
-            f"NFL when {rule.statistic} exceeds epsilon = {rule.epsilon:g} in more than r' = {rule.patience} rounds"
-        )
+        if isinstance(rule, OnDetection):
+            log_message(
+                f"NFL when {rule.statistic} exceeds epsilon = {rule.epsilon:g} in more than r' = {rule.patience} rounds"
+            )
+        else:
+            log_message(f"tests the gains that clients report{self._level()}; recovery starts at the {rule.start}")
         self.strategy.summary()
+
+    def _level(self) -> str:
+        alpha = getattr(self.detection, "alpha", None)
+        return "" if alpha is None else f", at level {alpha:g}"
+
+    def _gains(self, round: int, replies: list[Message]) -> dict[int, GainReport]:
+        """The gain reports, by the identity of their reply. They are taken out: strategies see the user's records."""
+        found: dict[int, GainReport] = {}
+        for reply in replies:
+            if reply.has_error():
+                continue
+            try:
+                report = detach_gain(reply.content)
+            except ValueError as error:
+                fault = f"node {reply.metadata.src_node_id} sent a gain report that cannot be understood"
+                log_message(f"round {round}: {fault}: {one_line(str(error))}", warn=True)
+            else:
+                if report is not None and self.detection.reports:
+                    found[id(reply)] = report
+        return found
 
     def _next(self, server_round: int) -> int:
         """The run's own number of a round that is about to be played."""
@@ -231,17 +345,21 @@ class NFLDetector(Strategy):
 
     def _with_instruction(self, messages: list[Message], round: int) -> list[Message]:
         keep = max(0, round - 2)  # a checkpoint of the round before last may still be gone back to
-        instruction = Instruction(self._experiment, self._session, self._since, round, keep, self.state.on)
+        instruction = Instruction(
+            self._experiment, self._session, self._since, round, keep, self.state.on, self.detection.reports
+        )
         for message in messages:
             instruction.put(message)
         return messages
 
-    def _with_verdict(self, metrics: MetricRecord | None) -> MetricRecord:
+    def _with_verdict(self, metrics: MetricRecord | None, reports: int) -> MetricRecord:
         record = MetricRecord() if metrics is None else metrics
-        assert self.seen is not None
-        for name, value in vars(self.seen).items():
+        for name, value in vars(self.seen).items() if self.seen else ():
             record[PREFIX + name.replace("_", "-")] = float(value)
-        record[PREFIX + "count"] = self.state.count
+        if self.found is None:
+            record[PREFIX + "count"] = self.state.count
+        else:
+            record.update(_metrics_of(self.found, reports))
         record[PREFIX + "negative"] = int(self.negative)
         record[PREFIX + "recovering"] = int(self.state.on)
         return record
@@ -249,7 +367,7 @@ class NFLDetector(Strategy):
     def _tell(self, round: int, valid: ValidReplies, *, detected: bool) -> None:
         for node, reason in valid.refused.items():
             log_message(f"round {round}: refused node {node}: {reason}", warn=True)
-        if self.seen is not None:
+        if self.seen is not None and isinstance(self.rule, OnDetection):
             watched, rule = self.seen.watched(self.rule.statistic), self.rule
             against = f"{rule.statistic} {watched:.4g} / epsilon {rule.epsilon:g}"
             log_message(f"round {round}: {against}, count {self.state.count} / r' {rule.patience}")
@@ -257,3 +375,79 @@ class NFLDetector(Strategy):
             log_message(
                 f"round {round}: NFL suspected; clients train and predict with their dual model from now on", warn=True
             )
+
+    def _tell_verdict(self, round: int, *, stopped: bool) -> None:
+        """Each answer of the test of gains, when it has changed."""
+        found = self.found
+        assert found is not None
+        answers = {"": found.verdict, "the shared model": found.recovery, "private models": found.recovered}
+        for against, decision in answers.items():
+            # The numbers change in each round, the answer does not.
+            kept = None if decision is None else (decision.state, decision.since, decision.clients > 0)
+            if decision is not None and kept != self._told.get(against):
+                text = _words(decision, STATES, self._level())
+                if against:
+                    text = f"what clients predict with, against {against}: {_words(decision, EFFECTS, self._level())}"
+                log_message(f"round {round}: {text}", warn=decision.state == "hurts")
+                self._told[against] = kept
+        if found.warning == round:
+            log_message(
+                f"round {round}: early warning: the shared model seems worse than private models of its age", warn=True
+            )
+        if stopped:
+            log_message(
+                f"round {round}: dual models were shown worse than the shared model; recovery is off, and clients "
+                "predict with the shared model",
+                warn=True,
+            )
+
+
+def _suitable(detection: Detection) -> Detection:
+    """What a Flower app has no place for yet is refused."""
+    if not detection.reports:
+        raise UserError("detection: it needs no reports; for the paper's rule give epsilon instead")
+    for name, plain in (("noise", 0.0), ("panel", 1.0)):
+        if getattr(detection, name, plain) != plain:
+            raise PlanError(
+                f"detection.{name}", getattr(detection, name), f"not in a Flower app: leave it at {plain:g}"
+            )
+    return detection
+
+
+def _shown(state: DetectionState | None) -> DetectionState | None:
+    """Where no client has reported yet, it is not too early: nothing will be decided."""
+    if state is None or state.reports or state.verdict.clients or any(state.numbers.values()):
+        return state
+    return replace(state, verdict=replace(state.verdict, state="undecided"))
+
+
+def _words(decision: Decision, states: Mapping[str, str], level: str) -> str:
+    """`undecided: gain -0.012 +- 0.020, ...`: an answer of the test in the words of Flower's log."""
+    if not decision.clients:
+        return f"{states[decision.state]}: no client reports"
+    gain = "" if decision.gain is None else f"gain {decision.gain:+.3f}"
+    gain += "" if decision.error is None else f" +- {decision.error:.3f}"
+    basis = f"{gain}, {decision.clients} clients, {decision.samples} validation samples"
+    if decision.needed is not None:
+        basis += f"; about {decision.needed} would decide it"
+    since = "" if decision.since is None else f", since round {decision.since}{level}"
+    return f"{states[decision.state]}{since}: {basis}"
+
+
+def _metrics_of(found: DetectionState, reports: int) -> Mapping[str, float | int]:
+    """The numbers of the test of gains for Flower's metrics."""
+    verdict = found.verdict
+    numbers: dict[str, float | int | None] = {
+        "verdict": VERDICTS[verdict.state],
+        "too-early": int(verdict.state == "too early"),
+        "gain": verdict.gain,
+        "gain-error": verdict.error,
+        "reports": reports,
+        "validation-samples": verdict.samples,
+        "warning": int(found.warning is not None),
+        "recovery-verdict": None if found.recovery is None else VERDICTS[found.recovery.state],
+        "recovery-gain": None if found.recovery is None else found.recovery.gain,
+        "recovered-verdict": None if found.recovered is None else VERDICTS[found.recovered.state],
+        "recovered-gain": None if found.recovered is None else found.recovered.gain,
+    }
+    return {PREFIX + name: value for name, value in numbers.items() if value is not None}

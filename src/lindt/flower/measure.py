@@ -9,7 +9,6 @@ Legend: K clients answering, P weights.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,12 +21,15 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from lindt.errors import UserError
-from lindt.flower.replies import ValidReplies, weights_of
-from lindt.protocols import Divergence, Statistic
+from lindt.flower.protocol import log_message
+from lindt.flower.replies import ValidReplies, statistics_of, weights_of
+from lindt.protocols import Buffers, Divergence, Statistic
+from lindt.server.aggregation import buffer_divergence
 from lindt.server.detection.divergence import divergence, measure
 
 # A client that clips itself sends an update of length S, give or take what float32 loses.
 CLIP_TOLERANCE = 1 - 1e-4
+NO_COUNTS = torch.empty(0, dtype=torch.int64)
 
 
 def measure_round(
@@ -52,6 +54,17 @@ def measure_round(
     if not is_mean(probes.before_noise(w_P), given_KP, torch.tensor(valid.sizes_K)):
         warnings.no_mean()
     return seen
+
+
+def measure_statistics(valid: ValidReplies, arrays: ArrayRecord) -> float | None:
+    """How far BatchNorm's statistics lie from those of the aggregate; None where one of the two has none."""
+    names = valid.statistics_K[0].keys() if valid.statistics_K else ()
+    if not names or not names <= arrays.keys():
+        return None
+    joined = statistics_of({name: arrays[name].numpy() for name in names})
+    theirs = [Buffers(torch.cat([*each.values()]), NO_COUNTS) for each in valid.statistics_K]
+    found = buffer_divergence(theirs, Buffers(torch.cat([*joined.values()]), NO_COUNTS))
+    return found if found is not None and math.isfinite(found) else None  # what the strategy made of them may be NaN
 
 
 def clipped_share(lengths_K: list[float], clip_norm: float | None) -> float:
@@ -199,16 +212,11 @@ def with_probes(strategy: Strategy) -> tuple[Strategy, Probes]:
     return strategy, Probes(outer, inner)
 
 
-_LOG = logging.getLogger("flwr")  # where a Flower user looks
-
-
-def log_message(text: str, *, warn: bool = False) -> None:
-    _LOG.log(logging.WARNING if warn else logging.INFO, "lindt: %s", text)
-
-
 @final
 class DetectorWarnings:
-    def __init__(self, statistic: Statistic, links: Sequence[Strategy]) -> None:
+    """What a user is told once. `statistic` is the one held against epsilon, None where there is no epsilon."""
+
+    def __init__(self, statistic: Statistic | None, links: Sequence[Strategy]) -> None:
         self.statistic, self.links = statistic, links
         self.said: set[str] = set()
         self._clipped = self._updates = 0.0
@@ -218,18 +226,22 @@ class DetectorWarnings:
 
     def clipping(self, share: float, updates: int) -> None:
         self._clipped, self._updates = self._clipped + share * updates, self._updates + updates
-        if self._updates >= 10 and self._clipped > self._updates / 10 and self.statistic != "spread":
+        if self._updates >= 10 and self._clipped > self._updates / 10 and self.statistic not in (None, "spread"):
             found = 100 * self._clipped / self._updates
             self._once("clipping", f"{found:.0f}% of the updates are clipped: {self._limit()}")
 
     def no_mean(self) -> None:
-        if self.statistic != "spread":
+        if self.statistic not in (None, "spread"):
             name = type(self.links[-1]).__name__
             self._once("mean", f"{name} does not take the mean of the updates: {self._limit()}")
 
     def resumed(self) -> None:
         if any(getattr(link, "accountant", None) is not None for link in self.links):
             self._once("accountant", "the privacy accountant starts anew: add what was spent before the restart")
+
+    def reports(self) -> None:
+        if any(adds_noise(link) for link in self.links):
+            self._once("reports", "the clients' gain reports have no noise: they lie outside the privacy guarantee")
 
     def _limit(self) -> str:
         return (

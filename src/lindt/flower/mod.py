@@ -6,19 +6,23 @@ Until the server's flag is set the user's own training runs, untouched. Then the
 place and sends back w_i alone; v_i stays in a file on this machine. The user's own evaluation always runs and
 speaks of the shared model; the mod adds how the client itself fares. It must be the last of the app's mods: those
 before it (clipping, say) then see what it sends.
+
+Where the server tests gains, the client trains a private model P_i once, and adds a GainReport to the reply of each
+training: how the received w does on its validation part V_i, less how P_i does. The app's own training reads its own
+data, so V_i cannot be taken from the training data: it is what `validation(context)` gives, or one half of the "test"
+split, drawn from a seed; the other half is the test data of beta. Samples of V_i that stand in the "train" split
+too are left out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.app import Context as AppContext
@@ -27,27 +31,41 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
 from lindt.client.adaptations.base import global_step, initial_private
-from lindt.client.adaptations.dual import Dual
-from lindt.client.dual_model import Scale
+from lindt.client.adaptations.dual import Dual, Scale
 from lindt.client.private_models import training_key
-from lindt.client.training import NoPenalty, fit, forward_all, seeded
-from lindt.data.examples import LocalWork, as_examples
+from lindt.client.training import NoPenalty, fit, forward_all, isolated_random_state, seeded
+from lindt.data.examples import LocalWork, add_samples, as_examples, sample_hashes, split, stratified, subset
 from lindt.errors import PlanError, UserError, require
-from lindt.flower.client_store import ClientStore, default_folder
+from lindt.flower.client_store import AloneScores, ClientStore, default_folder
 from lindt.flower.protocol import (
     ClientReport,
     Instruction,
     Next,
+    attach_gain,
     instruction_of,
+    log_message,
     must_be_last,
     penalty_of,
     record_of,
     sums_of,
 )
 from lindt.flower.replies import load_arrays, to_arrays
-from lindt.plan.metrics import METRICS, MeanOf
-from lindt.protocols import ClientTally, Context, Examples, Loss, Metric, Optimizer, Penalty, Predictor, Step
+from lindt.plan.plan import Alone
+from lindt.plan.problem import METRICS, MeanOf, paired, sample_values
+from lindt.protocols import (
+    ClientTally,
+    Context,
+    Examples,
+    GainReport,
+    Loss,
+    Metric,
+    Optimizer,
+    Penalty,
+    Predictor,
+    Step,
+)
 from lindt.seeds import seed_for
+from lindt.server.preflight import Subject, look
 from lindt.weights import read_w
 
 
@@ -92,11 +110,27 @@ class ClientTrainer:
         self._fit(self.dual.step(ctx, shared, private), work, ctx)
         return losses.mean()
 
-    def train_alone(self, model: nn.Module, work: LocalWork, seed: int) -> None:
-        """The private model P_i (Sec. 3.2): on the client's own data only."""
+    def train_alone(self, model: nn.Module, work: LocalWork, seed: int) -> Iterator[int]:
+        """The private model P_i (Sec. 3.2): on the client's own data only. Yields after each epoch."""
         ctx = self._context(model, work.data, self.loss, 0, seed, NoPenalty())
         model.train()
-        self._fit(global_step(ctx, model), work, ctx)
+        for epoch in fit(global_step(ctx, model), work, ctx.batch, ctx.generator, ctx.device):
+            yield epoch
+            model.train()
+
+    def chosen_epochs(self, build: Callable[[], nn.Module], train: Examples, seed: int, rule: Alone) -> int:
+        """How long to train alone, chosen on a part of the training data as in the core's rule (plan.Alone)."""
+        rows = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed_for(seed, "held out")))
+        cut = min(max(1, round(rule.held_out * len(train))), len(train) - 1)
+        held_out, rest, model = subset(train, rows[:cut]), subset(train, rows[cut:]), build()
+        best_score, best_epoch = -math.inf, 0
+        for epoch in self.train_alone(model, LocalWork(rest, rule.epochs), seed):
+            score = float(self.values(model.eval(), held_out).mean())
+            if score >= best_score or not best_epoch:
+                best_score, best_epoch = score, epoch
+            if epoch - best_epoch >= rule.patience:
+                break
+        return best_epoch
 
     def first(self, shared: nn.Module) -> nn.Module:
         """c5-c6: v_i begins as the w received."""
@@ -120,6 +154,11 @@ class ClientTrainer:
         outputs = forward_all(predict, test, self.device)
         return self.metric.per_sample(outputs.cpu(), test.labels).to(torch.float64)
 
+    @torch.no_grad()
+    def values(self, predict: Predictor, data: Examples) -> Tensor:
+        """One number a sample, as in the core's reports: where a sample has several predictions, their mean."""
+        return sample_values(self.metric, forward_all(predict, data, self.device).cpu(), data.labels)
+
     def _fit(self, step: Step, work: LocalWork, ctx: Context) -> None:
         for _ in fit(step, work, ctx.batch, ctx.generator, ctx.device):
             pass
@@ -141,20 +180,6 @@ class ClientTrainer:
             device=self.device,
             optimizer=self.optimizer,
         )
-
-
-@contextmanager
-def isolated_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Work with seeds of our own, and leave the user's generators as they were found."""
-    ours, theirs = random.getstate(), np.random.get_state()
-    try:
-        with seeded(seed, device):
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            yield
-    finally:
-        random.setstate(ours)
-        np.random.set_state(theirs)
 
 
 def samples_of(found: object, split: str) -> Examples:
@@ -202,12 +227,26 @@ class _Paired:
         return sample[self.x], sample[self.y]
 
 
+def _untrained(held_out: Examples, train: Examples) -> Tensor:
+    """The rows of `held_out` whose x stands nowhere in `train`. It cannot see samples that are changed when read."""
+    known, found = set(sample_hashes(train, labels=False)), sample_hashes(held_out, labels=False)
+    return torch.tensor([row for row, x in enumerate(found) if x not in known], dtype=torch.int64)
+
+
 @final
 class LindtMod:
     """`model(context)` builds the user's nn.Module; `data(context, "train")`, or "test", gives the samples: a pair of
     tensors, a dataset or a DataLoader. `optimizer(params)` is called for w and for v_i. `points` names attach points
-    where the model is no nn.Sequential. With `private_epochs` the client trains alone once, at its first evaluation,
-    and reports its gain beta_i (Eq. 2).
+    where the model is no nn.Sequential.
+
+    `private_epochs` is how long the client trains its private model P_i, once, when it is first needed: a number of
+    epochs, 0 for never, or None. None follows the server: where it tests gains, the number is chosen on a part of the
+    training data (plan.Alone), else there is no P_i. With a P_i the client reports its gain beta_i (Eq. 2).
+
+    `validation(context)` gives V_i, samples that the app's training never reads. Without it V_i is half of "test".
+
+    With `preflight` a client that trains a P_i looks at its own data, model, loss and metric when it is first met
+    (server/preflight.py), and warns in its log; it refuses nothing.
     """
 
     def __init__(
@@ -220,19 +259,23 @@ class LindtMod:
         epochs: int | Callable[[AppContext], int] = 1,
         points: Sequence[str] = (),
         client_id: Callable[[AppContext], object] | None = None,
-        private_epochs: int = 0,
+        private_epochs: int | None = None,
+        validation: Callable[[AppContext], object] | None = None,
         batch: int | None = None,
         scale: Scale = "paper",
         metric: str | Callable[[Tensor, Tensor], Tensor] = "accuracy",
         folder: str | Path | None = None,
         device: str = "cpu",
         weighted_by: str = "num-examples",
+        preflight: bool = True,
     ) -> None:
-        require(private_epochs >= 0, "private_epochs", private_epochs, "0 for none, or the epochs to train alone")
+        enough = private_epochs is None or private_epochs >= 0
+        require(enough, "private_epochs", private_epochs, "the epochs to train alone, 0 for never, None for a rule")
         require(batch is None or batch >= 1, "batch", batch, "a batch has at least 1 sample")
         require(callable(metric) or metric == "accuracy", "metric", metric, "'accuracy', or one number a sample")
         self.model, self.data, self.epochs, self.private_epochs = model, data, epochs, private_epochs
-        self.client_id, self.batch, self.weighted_by = client_id, batch, weighted_by
+        self.client_id, self.batch, self.weighted_by, self.validation = client_id, batch, weighted_by, validation
+        self.preflight = preflight
         self.folder = Path(folder) if folder is not None else default_folder()
         judge: Metric = MeanOf(metric) if callable(metric) else METRICS[metric]
         dual = Dual(points=tuple(points), scale=scale)
@@ -249,11 +292,12 @@ class LindtMod:
             self._check(message, context, instruction)
             store.open()
         if kind == MessageType.TRAIN:
-            return (
-                self._train(message, context, instruction, store)
-                if instruction.recovering
-                else call_next(message, context)
-            )
+            gain = self._gain(record_of(message), context, instruction, store) if self._reports(instruction) else None
+            recovering = instruction.recovering
+            reply = self._train(message, context, instruction, store) if recovering else call_next(message, context)
+            if gain is not None and not reply.has_error():
+                attach_gain(reply.content, gain)
+            return reply
         record = record_of(message)
         w = ArrayRecord(dict(record))  # the user's evaluation may take the arrays out of the message
         reply = call_next(message, context)
@@ -281,9 +325,8 @@ class LindtMod:
             train, trainer = self._samples(context, "train")
             private = trainer.first(shared)
             store.read(private, up_to=instruction.round - 1)
-            epochs = self.epochs(context) if callable(self.epochs) else self.epochs
             seed = self._seed(instruction, context, "batches")
-            work = LocalWork(train, int(epochs))
+            work = LocalWork(train, self._epochs(context))
             loss = trainer.train_dual(shared, private, work, instruction.round, seed, penalty_of(message))
             store.write(private, instruction)
         metrics = MetricRecord({self.weighted_by: len(train), "train_loss": loss})
@@ -295,13 +338,14 @@ class LindtMod:
         """How the client fares, where it trains alone or recovers; None while there is nothing to tell."""
         with isolated_random_state(self._seed(instruction, context, "evaluate"), self.trainer.device), store.locked():
             store.begin_session(instruction)
-            if not (store.rounds() or instruction.recovering or self.private_epochs):
+            has_private = bool(self.private_epochs) or self._reports(instruction)
+            if not (store.rounds() or instruction.recovering or has_private):
                 return None
             predict, shared, own = self._predictor(record, context, instruction, store)
-            test, trainer = self._samples(context, "test")
+            test, _, trainer = self._held_out(context, instruction)
             central = trainer.scores(shared.eval(), test)
             local = trainer.scores(predict, test) if own else central
-            alone = self._alone(context, instruction, store) if self.private_epochs else None
+            alone = self._alone(context, instruction, store).test_n if has_private else None
             better = local - alone if alone is not None else torch.zeros(0)
             tally = ClientTally(
                 samples=len(test),
@@ -316,31 +360,134 @@ class LindtMod:
     def _predictor(
         self, record: ArrayRecord, context: AppContext, instruction: Instruction, store: ClientStore
     ) -> tuple[Predictor, nn.Module, bool]:
-        """The predictor, w, and whether there is a v_i: it predicts on, frozen, when recovery has stopped."""
+        """The predictor, w, and whether a v_i has part in it.
+
+        Under the paper's rule v_i predicts on, frozen, when recovery has stopped. Where gains are tested, recovery
+        stops because v_i was shown to make predictions worse: then w predicts.
+        """
         shared = self._shared(record, context)
         private = self.trainer.first(shared)
-        own = store.read(private, up_to=instruction.round)
+        own = instruction.recovering or not instruction.reports
+        own = own and store.read(private, up_to=instruction.round)
         return self.trainer.predictor(shared, private if own else None), shared, own
 
-    def _alone(self, context: AppContext, instruction: Instruction, store: ClientStore) -> Tensor:
+    def _reports(self, instruction: Instruction) -> bool:
+        """Whether the server asks for gain reports and the client may train a P_i."""
+        return instruction.reports and self.private_epochs != 0
+
+    def _gain(
+        self, record: ArrayRecord, context: AppContext, instruction: Instruction, store: ClientStore
+    ) -> GainReport | None:
+        """How the received w does on V_i against P_i; None where there is no V_i. It changes nothing that trains."""
+        with isolated_random_state(self._seed(instruction, context, "gain"), self.trainer.device), store.locked():
+            store.begin_session(instruction)
+            alone = self._alone(context, instruction, store, trust=True)
+            _, held_out, trainer = self._held_out(context, instruction)
+            if alone.rows_v is None or held_out is None:
+                return None
+            validation, metric, private_n = subset(held_out, alone.rows_v), trainer.metric, alone.at()
+            shared = self._shared(record, context).eval()
+            w_n = trainer.values(shared, validation)
+            train, trainer = self._samples(context, "train")
+            generator = torch.Generator().manual_seed(self._seed(instruction, context, "first batch"))
+            first = subset(train, torch.randperm(len(train), generator=generator)[: trainer.batch])
+            first_batch = float(trainer.values(shared, first).mean() - private_n.mean())
+            adapted = adapted_private = None
+            if instruction.recovering:
+                private = trainer.first(shared)
+                own = store.read(private, up_to=instruction.round - 1)  # v_i as it was when w was made
+                adapted_n = trainer.values(trainer.predictor(shared, private if own else None), validation)
+                adapted, adapted_private = paired(metric, adapted_n, w_n), paired(metric, adapted_n, private_n)
+            return GainReport(
+                samples=len(validation),
+                private=paired(metric, w_n, private_n),
+                equal_age=paired(metric, w_n, alone.at(instruction.round * self._epochs(context))),
+                adapted=adapted,
+                adapted_private=adapted_private,
+                first_batch=first_batch,
+            )
+
+    def _alone(
+        self, context: AppContext, instruction: Instruction, store: ClientStore, *, trust: bool = False
+    ) -> AloneScores:
+        """P_i's scores, trained when they are first asked for, and again when settings, model or data have changed.
+
+        With `trust`, what was compared in this session already is not compared again: it takes reading all data.
+        """
+        if trust and store.checked(instruction.session) and (known := store.read_alone(None)) is not None:
+            return known
         seed = seed_for(0, instruction.experiment, self._client(context), "alone")
         with isolated_random_state(seed, self.trainer.device):
             model = self.model(context)
-            (train, trainer), (test, _) = self._samples(context, "train"), self._samples(context, "test")
-            optimizer = trainer.optimizer([*model.parameters()])
-            rule = (self.private_epochs, trainer.batch, seed, optimizer, trainer.device.type)
-            key = training_key(model, trainer.loss, trainer.metric, train, test, rule)
-        kept = store.read_alone(key, len(test))
-        if kept is not None:
-            return kept
-        with isolated_random_state(seed, self.trainer.device):
-            model = self.model(context).to(self.trainer.device)
             train, trainer = self._samples(context, "train")
-            trainer.train_alone(model, LocalWork(train, self.private_epochs), seed)
-            test, _ = self._samples(context, "test")
-            scores = trainer.scores(model.eval(), test)
-        store.write_alone(key, scores)
-        return scores
+            test, validation, _ = self._held_out(context, instruction)
+            optimizer = trainer.optimizer([*model.parameters()])
+            rule = (self.private_epochs or Alone(), trainer.batch, seed, optimizer, trainer.device.type)
+            key = training_key(model, trainer.loss, trainer.metric, train, test, rule)
+            if validation is not None:
+                digest = hashlib.sha256(f"{key} validation".encode())
+                add_samples(digest, validation)
+                key = digest.hexdigest()
+        kept = store.read_alone(key, len(test))
+        if kept is None:
+            kept = self._train_alone(context, instruction, store, key, seed)
+        if instruction.reports:
+            store.check(instruction.session)
+        return kept
+
+    def _train_alone(
+        self, context: AppContext, instruction: Instruction, store: ClientStore, key: str, seed: int
+    ) -> AloneScores:
+        def build() -> nn.Module:
+            return self.model(context).to(self.trainer.device)
+
+        with isolated_random_state(seed, self.trainer.device):
+            train, trainer = self._samples(context, "train")
+            epochs = self.private_epochs or trainer.chosen_epochs(build, train, seed, Alone())
+        with isolated_random_state(seed, self.trainer.device):
+            model = build()
+            train, trainer = self._samples(context, "train")
+            test, held_out, _ = self._held_out(context, instruction)
+            rows = None if held_out is None else _untrained(held_out, train)
+            values: list[Tensor] = []
+            for _ in trainer.train_alone(model, LocalWork(train, epochs), seed):
+                if held_out is not None and rows is not None and len(rows):
+                    values.append(trainer.values(model.eval(), subset(held_out, rows)))
+            alone = AloneScores(trainer.scores(model.eval(), test))
+            if values:
+                alone = replace(alone, validation_ev=torch.stack(values), rows_v=rows)
+        store.write_alone(key, alone, model)
+        self._tell(context, epochs, held_out, rows)
+        return alone
+
+    def _tell(self, context: AppContext, epochs: int, held_out: Examples | None, rows: Tensor | None) -> None:
+        """What training alone took, and what V_i is, in the client's log."""
+        client = self._client(context)
+        log_message(f"client {client}: trained alone for {epochs} epochs, once")
+        if held_out is None or rows is None:
+            return
+        if len(rows) < len(held_out):
+            left = f"{len(rows)} are left" if len(rows) else "none is left, so it reports no gain"
+            trained = f"{len(held_out) - len(rows)} of {len(held_out)} validation samples"
+            log_message(f"client {client}: {trained} stand in the training data too; {left}", warn=True)
+
+    def _held_out(
+        self, context: AppContext, instruction: Instruction
+    ) -> tuple[Examples, Examples | None, ClientTrainer]:
+        """The test data of beta, V_i where the client reports, and the trainer of their batch size."""
+        test, trainer = self._samples(context, "test")
+        if not self._reports(instruction):
+            return test, None, trainer
+        if self.validation is not None:
+            return test, samples_of(self.validation(context), "validation"), trainer
+        if len(test) < 2:
+            return test, None, trainer
+        seed = seed_for(0, self._client(context), "validation")
+        test, validation = split(test, stratified(test.labels, len(test) // 2, seed))
+        return test, validation, trainer
+
+    def _epochs(self, context: AppContext) -> int:
+        return int(self.epochs(context) if callable(self.epochs) else self.epochs)
 
     def _check(self, message: Message, context: AppContext, instruction: Instruction) -> None:
         """At the first meeting, not in the round in which recovery is wanted: does the model suit, has it points?"""
@@ -349,6 +496,26 @@ class LindtMod:
             train, trainer = self._samples(context, "train")
             x = train.take(torch.arange(2))[0].to(trainer.device)
             trainer.dual.fits(shared, x)
+        if self.preflight and (self.private_epochs or self._reports(instruction)):
+            self._look(context, instruction)
+
+    def _look(self, context: AppContext, instruction: Instruction) -> None:
+        """What the checks before training find in this client's own data and model, in its log."""
+        seed, name = self._seed(instruction, context, "preflight"), f"client {self._client(context)}"
+        with isolated_random_state(seed, self.trainer.device):
+            train, trainer = self._samples(context, "train")
+            test, _ = self._samples(context, "test")
+
+            def build() -> nn.Module:
+                with seeded(seed, trainer.device):
+                    return self.model(context)
+
+            def first_step(model: nn.Module, data: Examples) -> Context:
+                return trainer._context(model, data, trainer.loss, 1, seed, NoPenalty())
+
+            subject = Subject([(name, train, test)], build, trainer.loss, trainer.metric, first_step, trainer.device)
+            for finding in look(subject, {}):
+                log_message(finding.text, warn=True)
 
     def _samples(self, context: AppContext, split: str) -> tuple[Any, ClientTrainer]:
         found = self.data(context, split)

@@ -1,4 +1,6 @@
-"""What passes between detector and mods beside the user's own messages: an Instruction out, a ClientReport back.
+"""What passes between detector and mods beside the user's own messages: an Instruction out, a report back.
+
+The reply of a training carries a GainReport, that of an evaluation a ClientReport.
 
 An Instruction stands in the config of every message, as plain values: the flag (Alg. 2, s11), the experiment that v_i
 belongs to, the round. It has no field for v_i, and neither has a ClientReport: v_i never leaves its client.
@@ -8,6 +10,7 @@ What comes over the network is checked here; a malformed instruction or report r
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
@@ -18,14 +21,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor
 
 from lindt.client.training import NoPenalty, Proximal
-from lindt.engines.messages import pack_tally, unpack_tally, whole_number
+from lindt.engines.messages import pack_tally, unpack_report, unpack_tally, whole_number
 from lindt.errors import UserError, in_short, one_line
-from lindt.plan.metrics import METRICS, MeanOf
-from lindt.protocols import ClientTally, Penalty
-from lindt.server.updates import MOST_SAMPLES
+from lindt.plan.problem import METRICS, MeanOf
+from lindt.protocols import ClientTally, GainReport, Penalty
+from lindt.server.updates import MOST_SAMPLES, clipped_report
 
 PREFIX = "lindt-"
-REPORT = "lindt"  # the record of a Report in an evaluation's reply
+REPORT = "lindt"  # the record of a report in a reply
+LONGEST_REPORT: Final = 4096  # characters of a GainReport; ours have about 300
+_LOG = logging.getLogger("flwr")  # where a Flower user looks
+
+
+def log_message(text: str, *, warn: bool = False) -> None:
+    _LOG.log(logging.WARNING if warn else logging.INFO, "lindt: %s", text)
 
 
 MEAN: Final = MeanOf(torch.sub)  # stands for a client's own metric, whose function the server does not have
@@ -35,7 +44,8 @@ MEAN: Final = MeanOf(torch.sub)  # stands for a client's own metric, whose funct
 @dataclass(frozen=True)
 class Instruction:
     """What the server tells a client. `since` is the round this session of the run went on from: a client that
-    meets a new `session` forgets what it learned after that round. Versions of v_i before `keep` may go."""
+    meets a new `session` forgets what it learned after that round. Versions of v_i before `keep` may go. `reports`
+    asks for a gain report with each training; it is in the message only where it is set."""
 
     experiment: str
     session: str
@@ -43,13 +53,15 @@ class Instruction:
     round: int
     keep: int
     recovering: bool
+    reports: bool = False
 
     def put(self, message: Message) -> None:
         """Into the message's config; where it has none, into one of its own. One record more would upset DP mods."""
         configs = message.content.config_records
         config = next(iter(configs.values())) if configs else ConfigRecord()
         for name, value in asdict(self).items():
-            config[PREFIX + name] = value
+            if name != "reports" or value:
+                config[PREFIX + name] = value
         if not configs:
             message.content["config"] = config
 
@@ -65,10 +77,13 @@ class Instruction:
             # They name files on the client: letters and digits only, no way out of a folder.
             if not isinstance(found[name], str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(found[name])):
                 raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no name of an experiment or session")
-        if not isinstance(found["recovering"], bool):
-            raise ValueError(f"{PREFIX}recovering = {in_short(found['recovering'])}: no flag")
+        flags = [config.get(PREFIX + "recovering"), config.get(PREFIX + "reports", False)]
+        for name, flag in zip(("recovering", "reports"), flags, strict=True):
+            if not isinstance(flag, bool):
+                raise ValueError(f"{PREFIX}{name} = {in_short(flag)}: no flag")
         numbers = {name: whole_number(found[name], PREFIX + name, MOST_SAMPLES) for name in ("since", "round", "keep")}
-        return cls(str(found["experiment"]), str(found["session"]), recovering=found["recovering"], **numbers)
+        recovering, reports = (flag is True for flag in flags)
+        return cls(str(found["experiment"]), str(found["session"]), recovering=recovering, reports=reports, **numbers)
 
 
 @final
@@ -146,6 +161,28 @@ def reports_of(replies: Iterable[Message]) -> tuple[dict[int, ClientReport], dic
                 if report is not None:
                     reports[reply.metadata.src_node_id] = report
     return reports, faults
+
+
+def attach_gain(content: RecordDict, report: GainReport) -> None:
+    """To the reply of a training: one record of a few hundred bytes."""
+    content[REPORT] = ConfigRecord({"gain": json.dumps(asdict(report))})
+
+
+def detach_gain(content: RecordDict) -> GainReport | None:
+    """Take it out again, clipped to its bounds; None where there is none, ValueError where it is no report."""
+    if not isinstance(content.get(REPORT), ConfigRecord):
+        return None
+    written = content.config_records[REPORT].get("gain")
+    del content[REPORT]
+    if not isinstance(written, str) or len(written) > LONGEST_REPORT:
+        raise ValueError("no gain report")
+    try:
+        report = clipped_report(unpack_report(json.loads(written)))
+    except (RecursionError, OverflowError):
+        raise ValueError("no gain report") from None
+    if report is None:
+        raise ValueError("a gain report with a number that is none")
+    return report
 
 
 Next = Callable[[Message, Context], Message]

@@ -3,7 +3,7 @@
 Flower's node ids have 64 bits and no order; a client's number is its place in the order of first sight. What a server
 on Flower does not know stays empty: labels, attackers, sizes of clients that have not answered.
 
-plan.toml holds the rule of detection and the number of rounds; there is no plan behind such a run, so
+plan.toml holds the test or the rule of detection and the number of rounds; there is no plan behind such a run, so
 `lindt run --resume` refuses it. To go on, start the Flower app again.
 """
 
@@ -14,6 +14,8 @@ import os
 import random
 import time
 import uuid
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,28 +31,36 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from torch import Tensor
 
+from lindt.engines.messages import whole_number
 from lindt.errors import UserError
-from lindt.flower.measure import chain, log_message
-from lindt.flower.protocol import ClientReport
+from lindt.flower.measure import chain
+from lindt.flower.protocol import ClientReport, log_message
 from lindt.flower.replies import ValidReplies
 from lindt.plan.file import to_dict
-from lindt.plan.metrics import METRICS
-from lindt.protocols import Divergence, RecoveryState
-from lindt.runs.checkpoint import (
+from lindt.plan.problem import METRICS
+from lindt.protocols import Detection, DetectionState, Divergence, GainReport, Recovery, RecoveryState
+from lindt.runs.files import remove
+from lindt.runs.schema import ROUND, record
+from lindt.runs.store import (
+    FORMAT,
     KEPT,
+    LARGEST,
     Damaged,
-    natural_number,
+    RoundLog,
+    Store,
+    detection_from,
+    detection_table,
     newest_whole,
     none_is_whole,
     put_aside,
     recovery_from,
     recovery_table,
+    write_about,
+    write_plan,
     write_sealed,
 )
-from lindt.runs.files import remove
-from lindt.runs.schema import ROUND, record
-from lindt.runs.store import FORMAT, RoundLog, Store, write_about, write_plan
 from lindt.runs.summary import round_line, software_versions, summarise_rounds
+from lindt.server.detection.divergence import Delta
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
 from lindt.server.scores import Scores, summarise
@@ -72,6 +82,7 @@ class Saved:
     line: dict[str, Any]
     sampler: Any  # Flower draws nodes with Python's own generator
     lines: int | None = None  # how many rounds.jsonl has with this one; None where it was not recorded
+    detection: DetectionState | None = None  # of the test of gains; None where clients report nothing
 
 
 def save(folder: Path, run: str, saved: Saved) -> None:
@@ -87,6 +98,7 @@ def save(folder: Path, run: str, saved: Saved) -> None:
         "lines": saved.lines,
         "sampler": saved.sampler,
     }
+    about |= {} if saved.detection is None else {"detection": detection_table(saved.detection)}
     write_sealed(folder, run, saved.round, tensors, about)
     for old in _unsealed_rounds(folder):
         if old <= saved.round - KEPT:
@@ -113,7 +125,7 @@ def _tensor(values: np.ndarray) -> Tensor:
 
 def _read(tensors: dict[str, Tensor], about: dict[str, Any]) -> Saved:
     values = {name: tensor.numpy() for name, tensor in tensors.items()}
-    lines = None if about["lines"] is None else natural_number(about["lines"])
+    lines = None if about["lines"] is None else whole_number(about["lines"], "lines", LARGEST)
     return _saved(about["round"], values, about["arrays"], about, lines)
 
 
@@ -122,7 +134,13 @@ def _read_unsealed(folder: Path, round: int) -> Saved:
     state = json.loads(_state(folder, round).read_bytes())
     blob = _arrays(folder, round).read_bytes()
     head = json.loads(blob[8 : 8 + int.from_bytes(blob[:8], "little")])
-    return _saved(natural_number(state["round"]), load(blob), json.loads(head["__metadata__"]["order"]), state, None)
+    return _saved(
+        whole_number(state["round"], "round", LARGEST),
+        load(blob),
+        json.loads(head["__metadata__"]["order"]),
+        state,
+        None,
+    )
 
 
 def _saved(round: int, values: dict[str, np.ndarray], order: Any, state: dict[str, Any], lines: int | None) -> Saved:
@@ -134,7 +152,9 @@ def _saved(round: int, values: dict[str, np.ndarray], order: Any, state: dict[st
     sampler = (version, tuple(position), gauss)
     random.Random().setstate(sampler)  # raises where it is none
     nodes = [int(node) for node in state["nodes"]]
-    return Saved(round, arrays, memory, recovery_from(state["recovery"]), nodes, dict(state["line"]), sampler, lines)
+    recovery, line = recovery_from(state["recovery"]), dict(state["line"])
+    detection = None if "detection" not in state else detection_from(state["detection"])
+    return Saved(round, arrays, memory, recovery, nodes, line, sampler, lines, detection)
 
 
 def check_fit(saved: ArrayRecord, initial: ArrayRecord) -> None:
@@ -247,8 +267,15 @@ class RunRecorder:
         state: RecoveryState,
         arrays: ArrayRecord,
         strategy: Strategy,
+        reports: Mapping[int, GainReport] | None = None,
+        detection: DetectionState | None = None,
+        shown: DetectionState | None = None,
+        buffer_div: float | None = None,
     ) -> None:
-        """After the aggregate: from here on the round is not lost."""
+        """After the aggregate: from here on the round is not lost.
+
+        `detection` is what the test goes on from, `shown` what the round's line says of it.
+        """
         refused = {self.number(node): reason for node, reason in valid.refused.items()}
         result = RoundResult(
             round=round,
@@ -259,6 +286,9 @@ class RunRecorder:
             recovering=recovering,
             recovery=state,
             scores=None,
+            reports=reports,
+            detection=shown,
+            buffer_div=buffer_div,
         )
         for node, size in zip(valid.nodes, valid.sizes_K, strict=True):
             self._know(self.number(node), train=int(size))
@@ -267,7 +297,8 @@ class RunRecorder:
         memory = strategy_state(strategy)
         self.folder.flush()
         count, line = self.folder.lines + 1, round_line(result)
-        self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, random.getstate(), count)
+        sampler = random.getstate()
+        self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, sampler, count, detection)
         save(self.folder.checkpoint, self.folder.run, self._saved)
         self._tell_clients(self.folder)
         self.folder.played(line)
@@ -280,8 +311,9 @@ class RunRecorder:
             # Each report is a sum over samples and their number: any metric that is a mean reads like accuracy.
             counted = frozenset(tallies)
             scores = summarise(tallies, METRICS["accuracy"], counted=counted, alphas=dict.fromkeys(tallies, 1.0))
+            names = self._names(round, reports)
             for node, report in reports.items():
-                self._know(self.number(node), test=report.tally.samples, name=report.client)
+                self._know(self.number(node), test=report.tally.samples, name=names[node])
             self._tell(round, scores)
         if self.folder is None or self._saved is None or self._saved.round != round:
             return scores
@@ -308,6 +340,21 @@ class RunRecorder:
         nothing = {"client": client, "train": 0, "test": 0, "attacker": False, "labels": {}}
         self._known[client] = self._known.get(client, nothing | {"node": str(self.nodes[client])}) | found
 
+    def _names(self, round: int, reports: Mapping[int, ClientReport]) -> dict[int, str]:
+        """How each node is shown: by the name that it reports, with its id where the name is another node's too.
+
+        A client counts by its node's id, whatever it calls itself.
+        """
+        owners = {one["name"]: client for client, one in self._known.items() if "name" in one}
+        claims, names = Counter(report.client for report in reports.values()), dict[int, str]()
+        for node, report in reports.items():
+            client, name = self.number(node), report.client
+            alone = owners[name] == client if name in owners else claims[name] == 1
+            names[node] = name if alone else f"{name} (node {node})"
+            if not alone and self._known.get(client, {}).get("name") != names[node]:
+                log_message(f"round {round}: node {node} calls itself {name!r}, as another node does", warn=True)
+        return names
+
     def _tell(self, round: int, scores: Scores) -> None:
         if scores.beta is None:
             return
@@ -332,8 +379,11 @@ class RunFolder:
     summary; an evaluation that still comes replaces both.
     """
 
-    def __init__(self, folder: Path, name: str, rule: OnDetection, strategies: list[str]) -> None:
+    def __init__(
+        self, folder: Path, name: str, rule: Recovery, strategies: list[str], detection: Detection | None = None
+    ) -> None:
         self.folder, self.rule, self.log = folder, rule, RoundLog(folder)
+        self.detection: Detection = detection or Delta()
         self._clock = time.perf_counter()
         self._lock, self._process, self._is_open = ExitStack(), 0, False
         self._pending: dict[str, Any] | None = None  # a round's line that is not written yet
@@ -388,6 +438,7 @@ class RunFolder:
             write_about(self.folder, self.about)
             method = {"adaptation": {"kind": "dual"}, "recovery": to_dict(self.rule)}
             plan = {"name": self.about["name"], "rounds": rounds, "method": method}
+            plan |= {"detection": to_dict(self.detection)}
             write_plan(self.folder, plan)
         except OSError as error:
             raise UserError(f"folder = {self.folder}: cannot be written ({error.strerror}); name another") from None
@@ -432,7 +483,11 @@ class RunFolder:
     def finish(self) -> None:
         self.flush()
         words = "not known here: ask the strategy, where it adds noise"
-        summary = summarise_rounds(self.log.lines(), 10, self.about["metric_in_percent"])
+        summary = summarise_rounds(self.log.lines(), 10, self.about["metric_in_percent"], self.about["clients"])
+        if not isinstance(self.rule, OnDetection):
+            summary["detected_at"] = None
+        if self.detection.reports:
+            words += "; the clients' gain reports have none, and lie outside its guarantee"
         summary["privacy"] = {"words": words, "epsilon": None, "delta": None}
         Store(self.folder, self.about).finish(summary)
 

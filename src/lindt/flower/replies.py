@@ -6,9 +6,10 @@ terabyte, and the MemoryError ends the run. Here the bytes must be as many as th
 
 A reply is refused by name and reason under the rules of server/updates.py, and where it is of another shape than the
 model or unlike the other replies: it would poison the mean or end the run. The strategy does not see it. Errors that
-clients report go on to the strategy, which has its own way with them.
+clients report go on to the strategy, which has its own way with them. BatchNorm's statistics are known by their names:
+in an app that sends a list of arrays they have none, and count as weights.
 
-Legend: K clients answering, P weights.
+Legend: K clients answering, P weights, F statistics.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, final
 
@@ -26,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lindt.errors import UserError, one_line
-from lindt.server.detection.detector import flat
-from lindt.server.updates import length_fault, sender_fault, size_fault
+from lindt.server.detection.detector import NORM_STATISTICS, flat
+from lindt.server.updates import buffer_faults, length_fault, sender_fault, size_fault
 
 # What np.save writes, in format 1.0: whatever Flower's apps send. Booleans, whole numbers and floats, nothing else.
 _HEAD: Final = re.compile(
@@ -111,6 +113,12 @@ def weights_of(record: ArrayRecord, names: frozenset[str]) -> Tensor:
     return flat({name: array.numpy() for name, array in record.items() if name in names})
 
 
+def statistics_of(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """BatchNorm's statistics by name, each as one vector."""
+    names = [name for name in sorted(values) if name.endswith(NORM_STATISTICS)]
+    return {name: torch.from_numpy(np.array(values[name], np.float32).reshape(-1)) for name in names}
+
+
 def float_names(record: ArrayRecord) -> frozenset[str]:
     """Which arrays are weights. Ask a client's: a strategy's mean turns BatchNorm's counter into a float."""
     return frozenset(name for name, array in record.items() if "float" in array.dtype)
@@ -132,6 +140,7 @@ class ValidReplies:
     lengths_K: list[float]  # ||w_i - w^{r-1}|| over all arrays, as Flower's clipping counts it; 0 where nobody clips
     sizes_K: list[float]  # what the strategy weighs them by; ones where nothing is said
     refused: dict[int, str]
+    statistics_K: list[dict[str, Tensor]]  # BatchNorm's
 
 
 def validate_replies(
@@ -154,9 +163,9 @@ def validate_replies(
     said = Counter(float_names(_record(reply)) for reply in whole if structure_of(_record(reply)) == expected)
     names = said.most_common(1)[0][0] if said else frozenset()
     usual = _usual([reply for reply in whole if structure_of(_record(reply)) == expected])
-    rows: list[tuple[int, Tensor, float, float]] = []
+    rows: list[tuple[int, Tensor, float, float, dict[str, Tensor]]] = []
     refused: dict[int, str] = {}
-    kept: set[int] = set()  # by place: a node may have sent two
+    places: list[int] = []  # of the rows: a node may have sent two replies
     asked = {reply.metadata.src_node_id for reply in replies}  # Flower's Grid takes answers of the nodes asked only
     for place, reply in sorted(enumerate(replies), key=lambda each: each[1].metadata.src_node_id):
         node = reply.metadata.src_node_id
@@ -171,12 +180,32 @@ def validate_replies(
         except ValueError as error:
             refused[node] = one_line(str(error))
         else:
-            kept.add(place)
-            rows.append((node, w, _length(values, before), size))
+            places.append(place)
+            rows.append((node, w, _length(values, before), size, statistics_of(values)))
+    faults = _statistics_faults([row[4] for row in rows], sent)
+    refused |= {rows[k][0]: fault for k, fault in faults.items()}
+    kept = {place for k, place in enumerate(places) if k not in faults}
+    rows = [row for k, row in enumerate(rows) if k not in faults]
     # In the order they came: a strategy may depend on it.
     passed = [reply for place, reply in enumerate(replies) if reply.has_error() or place in kept]
     w_KP = torch.stack([row[1] for row in rows]) if rows else torch.empty(0, 0)
-    return ValidReplies(passed, names, [r[0] for r in rows], w_KP, [r[2] for r in rows], [r[3] for r in rows], refused)
+    return ValidReplies(
+        passed,
+        names,
+        nodes=[row[0] for row in rows],
+        w_KP=w_KP,
+        lengths_K=[row[2] for row in rows],
+        sizes_K=[row[3] for row in rows],
+        refused=refused,
+        statistics_K=[row[4] for row in rows],
+    )
+
+
+def _statistics_faults(statistics_K: list[dict[str, Tensor]], sent: ArrayRecord) -> dict[int, str]:
+    """What is wrong with a reply's statistics, by its place among them. All have the same names and shapes here."""
+    names = statistics_K[0].keys() if statistics_K else ()
+    before = statistics_of({name: sent[name].numpy() for name in names if name in sent})
+    return buffer_faults({name: torch.stack([each[name] for each in statistics_K]) for name in names}, before)
 
 
 def _record(reply: Message) -> ArrayRecord:

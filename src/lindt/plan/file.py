@@ -1,23 +1,63 @@
-"""Plans as TOML: strict, typed, untrusted. Reading one builds frozen dataclasses and nothing else.
+"""Plans as TOML, by file or by a preset's name: strict, typed, untrusted.
+
+Reading TOML is bounded in size, in depth and in time. The time is no formality: Python's reader takes quadratic time
+for `a.a.a.a = 1`, and a file of 100 KB holds it for minutes. Building a plan from the tables makes frozen dataclasses
+and nothing else.
 
 A component is chosen by `kind`, the name of its class in snake case, or by that name alone where its other
 fields keep their defaults: `aggregator = "median"`. A method may be named: `method = "lindt"`.
+
+Components, and torch with them, are imported where a plan is built: `report` and `watch` read tables without it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from lindt.data.sources import Text
 from lindt.errors import PlanError, UserError, one_line
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Plan
-from lindt.plan.toml import MOST_PARTS, read_toml
-from lindt.registry import among, build, kind_of
+from lindt.registry import among, build, check_fields, kind_of
+
+if TYPE_CHECKING:
+    from lindt.plan.plan import Plan
+
+PRESETS: Final = Path(__file__).parent / "presets"
+DEFAULT: Final = "digits-nfl"
+
+MOST_CHARACTERS: Final = 2 << 20  # the weights of 100,000 clients
+MOST_PARTS: Final = 32  # of a dotted key
+DEEPEST: Final = 64  # tables in tables; a plan's reach to 5
+# Bare or quoted parts, each with the dot after it. Possessive, and begun only where a part can begin: linear.
+_PART = r"""(?:[A-Za-z0-9_-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_LONG_KEY: Final = re.compile(rf"(?<![A-Za-z0-9_\\-])(?:{_PART}){{{MOST_PARTS}}}")
+
+
+def read_toml(text: str, bits: int | None = None) -> dict[str, Any]:
+    """The tables, or ValueError; with `bits`, also where a whole number in them has more."""
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has {len(text)} characters, more than {MOST_CHARACTERS}")
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key has more than {MOST_PARTS} parts")
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("its lists or tables are nested too deeply") from None
+    waiting: list[tuple[Any, int]] = [(found, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise ValueError("its lists or tables are nested too deeply")
+        if isinstance(value, dict | list):
+            waiting += [(inner, depth + 1) for inner in (value.values() if isinstance(value, dict) else value)]
+        elif bits is not None and isinstance(value, int) and value.bit_length() > bits:
+            raise ValueError(f"a number of {value.bit_length()} bits")
+    return found
 
 
 def to_dict(value: Any) -> Any:
@@ -33,15 +73,23 @@ def to_dict(value: Any) -> Any:
 @cache
 def _tables() -> tuple[type, ...]:
     """The plan's fixed tables: what has no kind."""
-    hints = typing.get_type_hints(Plan)
-    return (Plan, Text, *(t for t in hints.values() if dataclasses.is_dataclass(t) and isinstance(t, type)))
+    from lindt.data.sources import Text
+
+    plan, hints = _plan_fields()
+    return (plan, Text, *(t for t in hints.values() if dataclasses.is_dataclass(t) and isinstance(t, type)))
+
+
+@cache
+def _plan_fields() -> tuple[type[Plan], dict[str, Any]]:
+    from lindt.plan.plan import Plan
+
+    return Plan, typing.get_type_hints(Plan)
 
 
 def from_dict(table: Mapping[str, Any]) -> Plan:
-    if isinstance(table, Mapping) and isinstance(name := table.get("method"), str):
-        table = {**table, "method": to_dict(among(METHODS, name, "method"))}
+    cls, _ = _plan_fields()
     try:
-        plan: Plan = build(Plan, table, "")
+        plan: Plan = build(cls, _with_method(table), "")
     except RecursionError:
         raise UserError("the plan's tables are nested too deeply") from None
     return plan
@@ -49,8 +97,19 @@ def from_dict(table: Mapping[str, Any]) -> Plan:
 
 def with_fields(plan: Plan, given: Mapping[str, Any]) -> Plan:
     """The plan with other values in fields of its own, checked like those of a file."""
-    hints = typing.get_type_hints(Plan)
+    cls, hints = _plan_fields()
+    check_fields(cls, given, "")
+    given = _with_method(given)
     return dataclasses.replace(plan, **{name: build(hints[name], value, name) for name, value in given.items()})
+
+
+def _with_method(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same tables, a method's name replaced by its parts."""
+    if isinstance(table, Mapping) and isinstance(name := table.get("method"), str):
+        from lindt.plan.plan import METHODS
+
+        return {**table, "method": to_dict(among(METHODS, name, "method"))}
+    return table
 
 
 def from_toml(text: str, name: str = "plan") -> dict[str, Any]:
@@ -58,6 +117,43 @@ def from_toml(text: str, name: str = "plan") -> dict[str, Any]:
         return read_toml(text)
     except ValueError as error:
         raise UserError(f"{name} is not valid TOML: {error}") from None
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def table_of(plan: str) -> dict[str, Any]:
+    """The tables of a preset, or of a TOML file."""
+    path = PRESETS / f"{plan}.toml" if plan in preset_names() else Path(plan)
+    try:
+        return from_toml(path.read_text(encoding="utf-8"), str(plan))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UserError(f"plan {plan!r}: {reason}; name a TOML file or one of {', '.join(preset_names())}") from None
+
+
+def resolve(
+    plan: str | None = None, overrides: Sequence[str] = (), *, task: str | None = None, **flags: int | None
+) -> Plan:
+    """A plan from a preset or a file, with `--set` overrides and the flags that stand for a field.
+
+    `task` is the user's own `package.module:function`. Its module is imported first: the plan may name its components.
+    Without `plan` it is DEFAULT, or with a task own-task, a plan without attackers or noise.
+    The file is parsed first and once, so that its own mistakes are named as they stand in it; of that plan only the
+    fields that an override or a flag changes are built anew.
+    """
+    if task:
+        from lindt.plan.problem import import_task
+
+        import_task(task)
+    parsed = from_dict(table_of(plan or ("own-task" if task else DEFAULT)))
+    whole = to_dict(parsed) if overrides else {}
+    table = whole
+    for assignment in overrides:
+        table = override(table, assignment)
+    changed = {name: value for name, value in table.items() if name not in whole or value is not whole[name]}
+    return with_fields(parsed, changed | {name: value for name, value in flags.items() if value is not None})
 
 
 def override(table: Mapping[str, Any], assignment: str) -> dict[str, Any]:
@@ -79,6 +175,8 @@ def _assign(table: Mapping[str, Any], keys: list[str], value: Any, path: str) ->
     key, rest = keys[0], keys[1:]
     inner = table.get(key, {})
     if rest and isinstance(inner, str):
+        from lindt.plan.plan import METHODS
+
         inner = to_dict(METHODS[inner]) if key == "method" and inner in METHODS else {"kind": inner}
     if rest and not isinstance(inner, Mapping):
         raise PlanError(path, value, f"{key} is a plain value, it has no fields")

@@ -151,6 +151,30 @@ class Linear:
         return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc1=nn.Linear(self.features, classes)))
 
 
+@register(Model)
+@final
+@dataclass(frozen=True)
+class Mlp:
+    """One hidden layer on flattened input: for tables of numbers."""
+
+    features: int = 30
+    hidden: int = 32
+
+    def __post_init__(self) -> None:
+        require(1 <= self.features <= 10**8, "features", self.features, "1 to 100 million inputs")
+        require(1 <= self.hidden <= 10**5, "hidden", self.hidden, "1 to 100,000 units")
+
+    def build(self, classes: int = 10) -> nn.Module:
+        return nn.Sequential(
+            OrderedDict(
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(self.features, self.hidden),
+                relu1=nn.ReLU(),
+                fc2=nn.Linear(self.hidden, classes),
+            )
+        )
+
+
 def parameters_of(module: nn.Module) -> int:
     """P, the length of w."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,19 +1,83 @@
-"""A plan: everything that decides a run's numbers, as frozen, checked values."""
+"""A plan: everything that decides a run's numbers, as frozen, checked values.
+
+Its method is a composition of an adaptation, an aggregator, a penalty and a recovery. There is no class per method.
+Named methods register where their components are defined (`registry.register_method`). METHODS holds all of them.
+"""
 
 from __future__ import annotations
 
 import re
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Final, Literal, final
 
 from lindt.data.partition import Classes, Partition
 from lindt.data.sources import SOURCES, Text
 from lindt.environment import Environment
 from lindt.errors import require
-from lindt.plan.methods import Method
-from lindt.plan.metrics import METRICS, Weighting
 from lindt.plan.models import Model, SmallCnn
+from lindt.protocols import Adaptation, Aggregator, Detection, Metric, Penalty, Recovery
+from lindt.registry import Named, build, component, is_protocol, kind_of, kinds, method_tables
 from lindt.seeds import seed_for
+
+
+@final
+@dataclass(frozen=True)
+class Method:
+    """What the clients learn for themselves, how the server joins it, and when recovery runs.
+
+    `after_stop` is how clients predict once recovery has stopped: with what they learned, frozen ("adapted"),
+    or with the global model alone.
+    """
+
+    adaptation: Adaptation = field(default_factory=lambda: component(Adaptation, "global_only"))
+    aggregator: Aggregator = field(default_factory=lambda: component(Aggregator, "mean"))
+    penalty: Penalty = field(default_factory=lambda: component(Penalty, "no_penalty"))
+    recovery: Recovery = field(default_factory=lambda: component(Recovery, "always"))
+    after_stop: Literal["adapted", "global"] = "adapted"
+
+    @property
+    def keeps_adapted(self) -> bool:
+        """Whether clients predict with what they learned, once recovery has stopped.
+
+        A recovery that follows reports stops because that was shown worse than w: then they predict with w.
+        """
+        return self.after_stop == "adapted" and not getattr(self.recovery, "needs_reports", False)
+
+
+# The order of the paper's main table; other methods follow by name.
+METHOD_ORDER: Final = (
+    "fedavg",
+    "fedprox",
+    "trimmed-mean",
+    "fb",
+    "apfl",
+    "lindt",
+    "lindt-tm",
+    "lindt-before",
+    "runtime",
+    "watch",
+)
+
+
+def _method_names() -> list[str]:
+    for part in typing.get_type_hints(Method).values():
+        if is_protocol(part):
+            kinds(part)  # imports the components, which register the methods that they stand in
+    rank = {name: place for place, name in enumerate(METHOD_ORDER)}
+    return sorted(method_tables(), key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def _method(name: str) -> Method:
+    method: Method = build(Method, method_tables()[name], "")
+    return method
+
+
+METHODS: Mapping[str, Method] = Named(_method_names, _method)
+
+
+Weighting = Literal["equal", "size", "given"]
 
 
 @final
@@ -97,7 +161,8 @@ class Scoring:
     def __post_init__(self) -> None:
         require(self.every >= 1, "every", self.every, "score every 1st round or less often")
         require(self.last >= 1, "last", self.last, "the result is the mean of at least 1 last round")
-        require(self.metric in METRICS, "metric", self.metric, f"choose among {sorted(METRICS)}")
+        metrics = kinds(Metric)
+        require(self.metric in metrics, "metric", self.metric, f"choose among {sorted(metrics)}")
         given = self.weighting == "given"
         require(given == bool(self.weights), "weights", self.weights, "go with weighting = 'given', one a client")
         require(all(a >= 0 for a in self.weights), "weights", self.weights, "must be 0 or more")
@@ -118,6 +183,7 @@ class Plan:
     method: Method = field(default_factory=Method)
     alone: Alone = field(default_factory=Alone)
     scoring: Scoring = field(default_factory=Scoring)
+    detection: Detection = field(default_factory=lambda: component(Detection, "delta"))
 
     def __post_init__(self) -> None:
         word = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name)
@@ -125,6 +191,15 @@ class Plan:
         require(self.seed >= 0, "seed", self.seed, "0 or more")
         require(self.rounds >= 1, "rounds", self.rounds, "at least 1 round")
         require(1 <= self.threads <= 1024, "threads", self.threads, "1 to 1024 threads")
+        reports, recovery = self.detection.reports, getattr(self.method, "recovery", None)  # check() names other types
+        follows = getattr(recovery, "needs_reports", False)
+        fix = (
+            f"{kind_of(recovery)} follows the clients' reports: set detection = 'gain', or with the paper's rule "
+            "method.recovery = 'on_detection'"
+        )
+        require(reports or not follows, "detection", kind_of(self.detection), fix)
+        fix = "reports compare w with a private model: set alone.private = true, or detection = 'delta'"
+        require(self.alone.private or not reports, "alone.private", self.alone.private, fix)
         mixed, batch = self.environment.threat.per_batch, self.training.batch
         fix = f"leave room for the attacker's own samples in a batch of {batch}"
         require(mixed < batch, "environment.threat.per_batch", mixed, fix)

@@ -11,6 +11,7 @@ from lindt.report.reading import (
     Run,
     adapts,
     detection_rule,
+    gain_test,
     group_of,
     method_words,
     number_at,
@@ -18,12 +19,13 @@ from lindt.report.reading import (
     whole_at,
     word_at,
 )
-from lindt.report.verdict import verdict
+from lindt.report.verdict import plain, verdict
 from lindt.runs.schema import (
     DIVERGENCE,
     NUMBER,
     ROUND,
     SCORES,
+    SOMETIMES,
     STATISTICS,
     SUMMARY,
     TEXT,
@@ -42,8 +44,8 @@ PAGE_SCORES: dict[str, Any] = SCORES | {
     "clear": TEXT,
     "notes": MapOf(NUMBER),
 }
-# Of what the server measures, the page draws what a detector may watch.
-NOT_SHOWN = {"quiet", *DIVERGENCE} - {*STATISTICS}
+# Of what the server measures, the page draws what a detector may watch; of the reports what the test says of them.
+NOT_SHOWN = {"quiet", "reports", *SOMETIMES, *DIVERGENCE} - {*STATISTICS}
 PAGE_ROUND: dict[str, Any] = {
     **{name: shape for name, shape in ROUND.items() if name not in NOT_SHOWN},
     "seconds": Nullable(NUMBER),
@@ -54,7 +56,7 @@ PAGE_SUMMARY: dict[str, Any] = {name: SUMMARY[name] for name in ("scored_rounds"
 
 def whole_run(run: Run, id: str, spent: PrivacySpent) -> dict[str, Any]:
     """All of a run. `id` is how the page and its addresses call it."""
-    rule = detection_rule(run.plan)
+    rule, test = detection_rule(run.plan), gain_test(run.plan)
     return {
         **progress(run, id, spent, 0),
         "name": run.name,
@@ -65,6 +67,7 @@ def whole_run(run: Run, id: str, spent: PrivacySpent) -> dict[str, Any]:
         "percent": run.percent,
         "metric": _metric(run),
         "rule": asdict(rule) if rule else None,
+        "test": asdict(test) if test else None,
         "adapts": adapts(run.plan),
         "clients": [_client(one) for one in run.about["clients"]],
         "class_names": run.about["class_names"],
@@ -80,7 +83,7 @@ def progress(run: Run, id: str, spent: PrivacySpent, have: int) -> dict[str, Any
         "id": id,
         "state": run.state,
         "verdict": asdict(verdict(run)),
-        "said": list(run.said),
+        "said": [*map(plain, run.warnings), *run.said],
         "summary": _brief(run.summary, PAGE_SUMMARY),
         "privacy": asdict(spent)
         | {
@@ -173,13 +176,15 @@ def privacy_spent_so_far(run: Run) -> PrivacySpent:
         return privacy_spent(run)  # written before run.json said so
     if not run.rounds:
         return PrivacySpent("nothing yet: no round was played")
+    if not run.about["clients"]:
+        return PrivacySpent("not known: run.json names no clients")
     from lindt.plan.file import from_dict
     from lindt.runs.summary import privacy_budget
 
     try:
         plan = from_dict(run.plan)
         clients = len(run.about["clients"])
-        found = privacy_budget(plan, clients, list(run.rounds), buffers)
+        found = privacy_budget(plan, clients, list(run.rounds), buffers, run.about)
     except UserError as error:  # a plan of another version, or damaged: its budget is not ours to say
         return PrivacySpent(f"not known: {error}")
     return PrivacySpent(f"so far {found['words']}", found["epsilon"], found["delta"])

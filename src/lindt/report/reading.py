@@ -12,15 +12,16 @@ import hashlib
 import json
 import os
 import shlex
-import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, final
 
 from lindt.errors import UserError
-from lindt.plan.toml import read_toml
-from lindt.runs.schema import ABOUT, ROUND, STATISTICS, SUMMARY, TIMING, parsed
+from lindt.plan.file import read_toml
+from lindt.runs.exclusions import client_weights, excluded_clients, without_clients
+from lindt.runs.files import BrokenError, open_file, unseal_table
+from lindt.runs.schema import ABOUT, NODES, NODES_FILE, ROUND, STATISTICS, SUMMARY, TIMING, fits, parsed
 
 State = Literal["running", "ended", "crashed"]
 DEEPEST = 4  # folders of runs inside folders of runs: runs/compared/lindt is two
@@ -40,8 +41,9 @@ class Run:
     rounds: tuple[dict[str, Any], ...]
     seconds: dict[int, float]
     summary: dict[str, Any] | None
-    said: tuple[str, ...]  # what could not be read
-    anew: int = 0  # how often rounds.jsonl was begun anew while it was followed
+    said: tuple[str, ...]  # what could not be read, and nodes that claimed a client of another one
+    anew: int = 0  # how often earlier rounds changed while the run was followed
+    excluded: dict[int, str] = field(default_factory=dict)  # clients that no gain counts, with the reason
 
     @property
     def name(self) -> str:
@@ -50,6 +52,12 @@ class Run:
     @property
     def percent(self) -> bool:
         return bool(self.about["metric_in_percent"])
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the checks before training found; nothing where they were left out, as in runs of earlier versions."""
+        checks = self.about.get("checks") or {}
+        return list(checks.get("warnings", ()))
 
     @property
     def planned(self) -> int | None:
@@ -69,6 +77,8 @@ class Reader:
         self.folder = folder
         self.rounds = JsonLines(folder / "rounds.jsonl", ROUND)
         self.timing = JsonLines(folder / "timing.jsonl", TIMING)
+        self.excluded: dict[int, str] = {}
+        self.changes = 0  # of who is excluded: then the scores of earlier rounds change too
 
     def read(self) -> Run:
         about_text, plan_text = read_small(self.folder / "run.json"), read_small(self.folder / "plan.toml")
@@ -91,17 +101,33 @@ class Reader:
         self.timing.read()
         state: State = "ended" if ending is not None else "running" if held else "crashed"
         said += self._passed_over(state)
+        said += refused_claims(self.folder)
         return Run(
             self.folder,
             state,
             about,
             plan,
             plan_text.decode("utf-8", "replace"),
-            tuple(self.rounds.found[r] for r in sorted(self.rounds.found)),
+            self._without_excluded(about, plan),
             {r: line["seconds"] for r, line in self.timing.found.items()},
             summary,
             tuple(said),
-            self.rounds.anew,
+            self.rounds.anew + self.changes,
+            self.excluded,
+        )
+
+    def _without_excluded(self, about: dict[str, Any], plan: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+        """The rounds, in order; scores without the clients that `runs.exclusions` leaves out."""
+        lines = [self.rounds.found[r] for r in sorted(self.rounds.found)]
+        found = excluded_clients(lines, about["clients"])
+        self.changes += found.keys() != self.excluded.keys()
+        self.excluded = found
+        if not found:
+            return tuple(lines)
+        weights = client_weights(plan, about["clients"])
+        return tuple(
+            line | {"scores": without_clients(line["scores"], found.keys(), weights)} if line.get("scores") else line
+            for line in lines
         )
 
     def _passed_over(self, state: State) -> Iterator[str]:
@@ -114,20 +140,42 @@ class Reader:
                 yield f"{lines.path.name} is too large; the rounds after {max(lines.found, default=0)} were left out"
 
 
+def refused_claims(folder: Path) -> Iterator[str]:
+    """A sentence for each node of a run on Flower that claimed clients of other nodes."""
+    content = read_small(folder / NODES_FILE)
+    if content is None:
+        return
+    try:
+        table = unseal_table(content)
+    except BrokenError:
+        table = {}
+    if not fits(table, NODES) or not all(one["node"].isdecimal() for one in table["refused"]):
+        yield f"{NODES_FILE} is damaged and was left out"
+        return
+    for one in table["refused"]:
+        many = len(one["clients"]) > 1
+        named = ", ".join(map(str, one["clients"]))
+        others = "which other nodes hold or claim" if many else "which another node holds or claims"
+        yield f"node {one['node']} claimed client{'s' if many else ''} {named}, {others}; refused"
+
+
 def read_run(folder: Path) -> Run:
     return Reader(folder).read()
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs at and below some folders, each once, however often it is named."""
-    found = list(dict.fromkeys(run for folder in folders for run in find_runs(folder)))
+    found = list(dict.fromkeys(run for folder in folders for run in find_runs(folder, whole=True)))
     if not found:
         raise UserError(f"{', '.join(map(str, folders))}: no run in there; name a run's folder, or one that holds runs")
     return [read_run(folder) for folder in found]
 
 
-def find_runs(root: Path) -> list[Path]:
-    """The runs at and below a folder, by path. Links to folders are not followed; a run holds no other runs."""
+def find_runs(root: Path, *, whole: bool = False) -> list[Path]:
+    """The runs at and below a folder, by path. Links to folders are not followed; a run holds no other runs.
+
+    The first `MOST_FOLDERS` folders are looked into; where there are more, `whole` is a UserError.
+    """
     if not root.is_dir():
         raise UserError(f"{root} is no folder; name one that holds runs")
     found, waiting, looked = [], [(root, 0)], 0
@@ -142,18 +190,30 @@ def find_runs(root: Path) -> list[Path]:
             found.append(folder)
         elif depth < DEEPEST:
             waiting += [(Path(entry.path), depth + 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    if waiting and whole:
+        raise UserError(f"{root}: it holds more than {MOST_FOLDERS:,} folders; name one with fewer in it")
     return sorted(found)
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works on the run. The lock is tried and given back at once; `Store.locked` waits that out."""
-    descriptor = open_file(folder / "lock")
+    """Whether a process works on the run. The locks are tried and given back at once; `Store.locked` waits that out."""
+    try:
+        whole = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:  # a folder that may not be read
+        whole = None
+    return any([_is_held(whole), _is_held(open_file(folder / "lock"))])
+
+
+def _is_held(descriptor: int | None) -> bool:
+    """Whether another process has locked what is open here, which is closed."""
     if descriptor is None:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # a file system without locks of that kind
+        return False
     finally:
         os.close(descriptor)
     return False
@@ -177,18 +237,6 @@ def check_file(out: Path) -> None:
 WHOLE_FILE = 8 * 2**20  # plan.toml, run.json, summary.json: kilobytes in truth
 LONGEST_LINE = 8 * 2**20  # a scored round of 10,000 clients takes about 1.5 MB
 LONGEST_FILE = 2**28  # 500 rounds of 100 clients, each round scored, take 7 MB
-
-
-def open_file(path: Path) -> int | None:
-    """A descriptor of a plain file; None where there is none. No link is followed, no pipe is waited for."""
-    try:
-        found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    if stat.S_ISREG(os.fstat(found).st_mode):
-        return found
-    os.close(found)
-    return None
 
 
 def read_small(path: Path) -> bytes | None:
@@ -309,6 +357,21 @@ def detection_rule(plan: Mapping[str, Any]) -> DetectionRule | None:
     return DetectionRule(epsilon, patience, known, counting or "cumulative")
 
 
+@final
+@dataclass(frozen=True)
+class GainTest:
+    """The plan's test of what clients report: which one, and its level alpha where it has one."""
+
+    kind: str
+    alpha: float | None
+
+
+def gain_test(plan: Mapping[str, Any]) -> GainTest | None:
+    """None where clients report nothing: detection by Delta, and runs of earlier versions."""
+    kind = word_at(plan, "detection", "kind")
+    return None if kind in ("", "delta") else GainTest(kind, number_at(plan, "detection", "alpha"))
+
+
 def adapts(plan: Mapping[str, Any]) -> bool:
     """Whether clients learn something for themselves when recovery is on."""
     return word_at(plan, "method", "adaptation", "kind") not in ("", "global_only")
@@ -323,6 +386,8 @@ def method_words(plan: Mapping[str, Any]) -> str:
     recovery = word_at(plan, "method", "recovery", "kind")
     if recovery == "on_detection":
         name += " on detection" if adapts(plan) else ", watched"
+    elif recovery == "on_evidence":
+        name += " on evidence" if adapts(plan) else ""
     elif recovery == "never" and adapts(plan):
         name += ", never on"
     joins = JOINS.get(word_at(plan, "method", "aggregator", "kind"))

@@ -17,9 +17,9 @@ from rich.table import Table
 
 from lindt.errors import UserError
 from lindt.report.reading import Run, check_file
-from lindt.report.verdict import points
+from lindt.report.verdict import detection_of, interval, points
 from lindt.runs.files import write_whole
-from lindt.runs.schema import CLIENT_SCORE, ROUND, SCORES, kind
+from lindt.runs.schema import CLIENT_SCORE, REPORTED, ROUND, SCORES, kind
 
 
 def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
@@ -38,11 +38,67 @@ def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Tab
         "in brackets those clearly so (paired test, 95%)"
     )
     table.add_column("", no_wrap=True)
-    for name in ("central", "local", "alone", "beta", "worse off", "backdoor", "flagged"):
+    tested = any(summary.get("detection") for _, summary in rows)
+    names = ("central", "local", "alone", "beta", "worse off", "backdoor", *([] if tested else ["flagged"]))
+    for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for label, summary in rows:
-        table.add_row(label, *cells(summary))
+        found = cells(summary)
+        table.add_row(label, *(found[:-1] if tested else found))
     return table
+
+
+def verdict_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table | None:
+    """What the test of the clients' reports says of each run; None where no run has one."""
+    if not any(summary.get("detection") for _, summary in rows):
+        return None
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    table.caption_justify = "left"
+    table.caption = (
+        "by the clients' reports on validation data, with two standard errors; w: what clients\n"
+        "predict with in recovery against w; alone: against training alone"
+    )
+    table.add_column("", no_wrap=True)
+    for name in ("verdict", "since", "gain", "warning", "w", "alone"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for label, summary in rows:
+        if "rounds" in summary:
+            table.add_row(label, *verdict_cells(summary))
+    return table
+
+
+def alarm_table(rows: Sequence[tuple[str, Mapping[str, int | None]]], patience: int) -> Table:
+    """The round in which each detector first calls a run negative, over the same runs."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
+    table.caption_justify = "left"
+    table.caption = (
+        "first round that each detector calls negative; warning: of the gain test; delta: the\n"
+        f"paper's rule, Delta above 0.1 in more than {patience} rounds; -: the run has no reports"
+    )
+    table.add_column("", no_wrap=True)
+    names = ("gain", "warning", "fl_guard", "delta")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for label, alarms in rows:
+        table.add_row(label, *("-" if name not in alarms else str(alarms[name] or "never") for name in names))
+    return table
+
+
+def verdict_cells(summary: Mapping[str, Any]) -> list[str]:
+    detection = detection_of(summary)
+    if detection is None:
+        flagged = summary.get("detected_at")
+        return [f"flagged {flagged[0]}" if flagged else "-" if flagged is None else "not flagged", *["-"] * 5]
+    verdict = detection["verdict"]
+    recovery, recovered = ((detection.get(name) or {}).get("state", "-") for name in ("recovery", "recovered"))
+    return [
+        verdict["state"],
+        "-" if verdict.get("since") is None else str(verdict["since"]),
+        interval(verdict, summary.get("metric_in_percent", True)).removesuffix(" points"),
+        "-" if detection.get("warning") is None else str(detection["warning"]),
+        recovery,
+        recovered,
+    ]
 
 
 def cells(summary: Mapping[str, Any]) -> list[str]:
@@ -63,7 +119,12 @@ def cells(summary: Mapping[str, Any]) -> list[str]:
 
 
 # A round's fields that are columns; of a list (asked, answered, refused) its length.
-ROUND_FIELDS = {name: shape for name, shape in ROUND.items() if name not in ("quiet", "scores")}
+ROUND_FIELDS = {name: shape for name, shape in ROUND.items() if name not in ("quiet", "scores", *REPORTED)}
+# What the test says after a round: its state, the round of the decision, the gain on validation data, its error.
+VERDICT_COLUMNS: dict[str, type] = {
+    "verdict": str, "since": int, "gain": float, "gain_error": float, "reporting_clients": int,
+    "validation_samples": int, "needed_samples": int, "warning": int, "recovery": str, "recovered": str,
+}  # fmt: skip
 CLIENT_FIELDS = {name: shape for name, shape in CLIENT_SCORE.items() if name not in ("client", "samples")}
 # Each column by name and type; Parquet keeps the types where a column has no value at all.
 ROUND_COLUMNS: dict[str, type] = {
@@ -72,6 +133,7 @@ ROUND_COLUMNS: dict[str, type] = {
     "seed": int,
     **{name: int if isinstance(shape, list) else kind(shape) for name, shape in ROUND_FIELDS.items()},
     "seconds": float,
+    **VERDICT_COLUMNS,
     **{name: kind(shape) for name, shape in SCORES.items()},
 }
 CLIENT_COLUMNS: dict[str, type] = {
@@ -90,9 +152,30 @@ def round_rows(run: Run) -> Iterator[dict[str, Any]]:
             **_whose(run),
             **{name: len(value) if isinstance(value, list) else value for name, value in fields.items()},
             "seconds": run.seconds.get(line["round"]),
+            **_tested(line),
             **{name: scores.get(name) for name in SCORES},
             **{name: (scores.get("notes") or {}).get(name) for name in notes},
         }
+
+
+def _tested(line: Mapping[str, Any]) -> dict[str, Any]:
+    detection = detection_of(line)
+    if detection is None:
+        return dict.fromkeys(VERDICT_COLUMNS)
+    verdict = detection["verdict"]
+    recovery, recovered = ((detection.get(name) or {}).get("state") for name in ("recovery", "recovered"))
+    return {
+        "verdict": verdict["state"],
+        "since": verdict.get("since"),
+        "gain": verdict.get("gain"),
+        "gain_error": verdict.get("error"),
+        "reporting_clients": verdict["clients"],
+        "validation_samples": verdict["samples"],
+        "needed_samples": verdict.get("needed"),
+        "warning": detection.get("warning"),
+        "recovery": recovery,
+        "recovered": recovered,
+    }
 
 
 def note_columns(run: Run) -> list[str]:
@@ -140,7 +223,8 @@ def _csv(columns: dict[str, type], rows: Sequence[dict[str, Any]]) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    # A spreadsheet runs a text that begins like a formula: the names, the only texts, are kept from that.
+    # A spreadsheet runs a text that begins like a formula:
+    # the names, the only texts that a file chooses, are kept from that.
     names = ("run", "name")
     writer.writerows({key: _no_formula(value) if key in names else value for key, value in row.items()} for row in rows)
     return text.getvalue().encode()

@@ -18,12 +18,24 @@ from lindt.report.reading import (
     adapts,
     detection_rule,
     find_runs,
+    gain_test,
     method_words,
     read_run,
     repeat_command,
     whole_at,
 )
-from lindt.report.verdict import Verdict, detections, gain_summary, plain, points, verdict
+from lindt.report.verdict import (
+    VALUES,
+    Verdict,
+    detection_of,
+    detections,
+    gain_summary,
+    interval,
+    plain,
+    points,
+    verdict,
+)
+from lindt.runs.schema import CHECKS, DETECTION
 
 COLOURS = {"helps": "green", "mended": "green", "hurts": "red", "suspected": "yellow"}
 
@@ -31,7 +43,8 @@ COLOURS = {"helps": "green", "mended": "green", "hurts": "red", "suspected": "ye
 def run_row(run: Run, shown: str) -> dict[str, Any]:
     """A run in a row of a list: plain values, fractions."""
     now, last = gain_summary(run), run.rounds[-1] if run.rounds else None
-    rule = detection_rule(run.plan)
+    rule, test = detection_rule(run.plan), gain_test(run.plan)
+    detection = detection_of(last) if last else None
     return {
         "run": shown,
         "name": run.name,
@@ -42,17 +55,28 @@ def run_row(run: Run, shown: str) -> dict[str, Any]:
         "rounds": run.planned,
         "delta": last.get("delta") if last else None,
         "beta": now.beta if now else None,
+        "median_gain": now.median if now else None,
+        "clearly_better": now.clearly_better if now and now.beta is not None else None,
         "clearly_harmed": now.clearly_harmed if now and now.beta is not None else None,
         "counted_clients": now.clients if now else None,
         "flagged": [line["round"] for line in detections(run.rounds)] if rule else None,
         "metric_in_percent": run.percent,
+        "alpha": test.alpha if test else None,
+        "detection": None if detection is None else {name: detection.get(name) for name in DETECTION},
+        "left_out_clients": sorted(run.excluded),
+        "checks": _checks(run),
         "verdict": verdict(run).sentence,
     }
 
 
+def _checks(run: Run) -> dict[str, Any] | None:
+    found = run.about.get("checks")
+    return None if found is None else {name: found.get(name) for name in CHECKS}
+
+
 def run_rows(root: Path) -> Iterator[dict[str, Any]]:
     """Every run below a folder; one that cannot be read is told, not left out."""
-    for folder in find_runs(root):
+    for folder in find_runs(root, whole=True):
         shown = str(folder.relative_to(root)) if folder != root else folder.resolve().name
         try:
             yield run_row(read_run(folder), shown)
@@ -65,13 +89,14 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     table.add_column("run", overflow="fold", min_width=14)
     table.add_column("state", no_wrap=True)
     table.add_column("method", overflow="fold")
-    for name in ("round", "Delta", "beta", "worse", "flagged"):
+    for name in ("round", "Delta", "beta", "worse", "verdict"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in _cells(row)))
     table.caption = (
-        "beta: the mean gain over training alone, in points\n"
-        "worse: clients clearly worse off than alone, by the paired test at 95%"
+        "beta: the mean gain over training alone on test data, in points, in the last scored round\n"
+        "worse: clients clearly worse off than alone, by the paired test at 95%\n"
+        "verdict: of the test of the clients' reports, since a round; by Delta the rounds in which it suspected NFL"
     )
     table.caption_justify = "left"
     return table
@@ -82,7 +107,6 @@ def _cells(row: dict[str, Any]) -> list[str]:
         return [row["run"], "unreadable", row["verdict"], *[""] * 5]
     of = f"/{row['rounds']}" if row["rounds"] else ""
     worse = "-" if row["clearly_harmed"] is None else f"{row['clearly_harmed']}/{row['counted_clients']}"
-    flagged = "-" if row["flagged"] is None else ", ".join(map(str, row["flagged"])) or "no"
     return [
         row["run"],
         row["state"],
@@ -91,12 +115,23 @@ def _cells(row: dict[str, Any]) -> list[str]:
         "-" if row["delta"] is None else f"{row['delta']:.3f}",
         points(row["beta"], row["metric_in_percent"], sign=True),
         worse,
-        flagged,
+        _verdict_cell(row),
     ]
 
 
+def _verdict_cell(row: dict[str, Any]) -> str:
+    """`hurts 20` of a test; of Delta `flagged 26`."""
+    if row["detection"] is not None:
+        found = row["detection"]["verdict"]
+        since = "" if found.get("since") is None else f" {found['since']}"
+        return f"{found['state']}{since}"
+    if row["flagged"] is None:
+        return "-"
+    return f"flagged {', '.join(map(str, row['flagged']))}" if row["flagged"] else "not flagged"
+
+
 def show(console: Console, run: Run) -> None:
-    """The verdict, Delta and the gain over rounds, what was left out, and how to repeat the run."""
+    """The verdict, the gain and Delta over rounds, what was left out, and how to repeat the run."""
     found = verdict(run)
     console.print(_headline(run, found), soft_wrap=True)
     marks = Marks() if console.encoding.lower().startswith("utf") else ASCII
@@ -105,6 +140,8 @@ def show(console: Console, run: Run) -> None:
         console.print(Text(text), no_wrap=True, overflow="crop")
     if run.summary and run.summary.get("privacy"):
         console.print(Text(f"privacy: {plain(run.summary['privacy']['words'])}"), soft_wrap=True)
+    for said in run.warnings:
+        console.print(Text(f"warning: {plain(said)}", style="yellow"), soft_wrap=True)
     for said in run.said:
         console.print(Text(f"note: {said}", style="yellow"), soft_wrap=True)
     task = run.about.get("task")
@@ -121,8 +158,16 @@ def _headline(run: Run, found: Verdict) -> Text:
 def charts(run: Run, marks: Marks, width: int) -> list[str]:
     rule, text = detection_rule(run.plan), list[str]()
     span = (run.rounds[0]["round"], run.rounds[-1]["round"]) if run.rounds else (0, 0)
-    events = {line["round"]: "D" for line in detections(run.rounds)}
-    events |= {line["round"]: "S" for line in _stops(run)}
+    events = {line["round"]: letter for letter, line in _events(run)}
+    tested = [(line["round"], found["verdict"]) for line in run.rounds if (found := detection_of(line))]
+    scale = 100 if run.percent else 1
+    if tested:
+        unit = " in points" if run.percent else ""
+        now = f", now {interval(tested[-1][1], run.percent)}" if tested[-1][1].get("gain") is not None else ""
+        reported = [(r, scale * found["gain"]) for r, found in tested if found.get("gain") is not None]
+        title = f"gain on validation data{unit}{now}"
+        text += chart(title, reported, against=0.0, span=span, events=events, width=width, marks=marks, decimals=1)
+        text.append("")
     name = rule.statistic if rule else "delta"
     deltas = [(line["round"], line[name]) for line in run.rounds if line.get(name) is not None]
     if rule:
@@ -130,23 +175,50 @@ def charts(run: Run, marks: Marks, width: int) -> list[str]:
         text += chart(title, deltas, against=rule.epsilon, span=span, events=events, width=width, marks=marks)
     else:
         text += chart("Delta", deltas, against=0.0, span=span, width=width, marks=marks)
-    scale = 100 if run.percent else 1
     betas = [(line["round"], line["scores"].get("beta")) for line in run.scored]
     gains = [(round, scale * beta) for round, beta in betas if beta is not None]
     if gains:
         unit = ", in points" if run.percent else ""
-        title = f"mean gain over training alone{unit}"
+        title = f"mean gain over training alone, on test data{unit}"
         text += ["", *chart(title, gains, against=0.0, span=span, events=events, width=width, marks=marks, decimals=1)]
     if events:
         on = "recovery on from the next round" if adapts(run.plan) else "this method has no recovery"
-        text += ["", f"D: NFL suspected, {on}" + ("; S: recovery stopped" if "S" in events.values() else "")]
+        words = LETTERS | {"D": f"D: NFL suspected by Delta, {on}"}
+        text += ["", "; ".join(words[letter] for letter in words if letter in events.values())]
     return text
 
 
-def _stops(run: Run) -> Iterator[dict[str, Any]]:
-    for before, line in zip(run.rounds, run.rounds[1:], strict=False):
+LETTERS = {
+    "T": "T: the test begins",
+    "W": "W: early warning",
+    "+": "+: verdict helps",
+    "!": "!: verdict hurts",
+    "?": "?: undecided again",
+    "D": "D: NFL suspected by Delta",
+    "R": "R: recovery on",
+    "S": "S: recovery stopped",
+}
+
+
+def _events(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Letter and line; of two events in one round the later one is drawn."""
+    nothing: dict[str, Any] = {"flag": False, "detections": 0}
+    for before, line in zip([nothing, *run.rounds], run.rounds, strict=False):
+        now, then = detection_of(line), detection_of(before)
+        if now is None and line["detections"] > before["detections"]:
+            yield "D", line
+        if now is not None:
+            old, new = then["verdict"]["state"] if then else "too early", now["verdict"]["state"]
+            if old == "too early" != new:
+                yield "T", line
+            if line["flag"] and not before["flag"]:
+                yield "R", line
+            if now.get("warning") == line["round"]:
+                yield "W", line
+            if VALUES[new] != VALUES[old]:
+                yield {-1: "!", 0: "?", 1: "+"}[VALUES[new]], line
         if before["flag"] and not line["flag"]:
-            yield line
+            yield "S", line
 
 
 @final

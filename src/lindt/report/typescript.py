@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lindt.report.payload import PAGE_ROUND, PAGE_SCORES, PAGE_SUMMARY
-from lindt.runs.schema import FLAG, NUMBER, REFUSAL, STATISTICS, TEXT, WHOLE, MapOf, Nullable
+from lindt.runs.schema import DECISION, DETECTION, FLAG, NUMBER, REFUSAL, STATISTICS, TEXT, WHOLE, MapOf, Nullable
 
 TARGET = Path(__file__).parent / "page" / "src" / "schema.ts"
 HEAD = """\
@@ -18,6 +18,8 @@ HEAD = """\
 """
 INTERFACES: dict[str, dict[str, Any]] = {
     "Refusal": REFUSAL,
+    "Decision": DECISION,
+    "Detection": DETECTION,
     "Scores": PAGE_SCORES,
     "Round": PAGE_ROUND,
     "Summary": PAGE_SUMMARY,

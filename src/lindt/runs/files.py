@@ -1,20 +1,34 @@
-"""Writing files so that a crash leaves the old one or the new one, never half of either.
+"""Files of a run: replaced so that a crash leaves the old one or the new one, and sealed so that damage is noticed.
 
 Every durable step is named, so that tests can kill the process, or fill the disk, at each of them: `watch` is told the
 step and the file before the next one begins. It is nobody's business outside tests.
+
+A sealed file holds tensors and words: safetensors with a checksum over all it says. Nothing in it is executed when it
+is read, and nothing is allocated beyond the file's own size. torch is imported where tensors are read or written only:
+`report` and `watch` use this module without it.
+
+A folder and a cache may come from a stranger: no link in them is followed, no pipe is waited for.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
+import json
 import os
+import stat
+import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lindt.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEPS: Final = (
     "before write", "written", "synced", "renamed", "name synced",  # a file replaced whole
@@ -28,33 +42,37 @@ def write_whole(path: Path, content: bytes) -> None:
     """Written aside, synced, renamed over `path`; the folder is synced too, so that the name survives."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     _reached("before write", path)
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            _reached("written", path)
-            os.fsync(file.fileno())
-        _reached("synced", path)
-        os.replace(aside, path)
-        _reached("renamed", path)
-    finally:
-        aside.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    with _naming(path):
+        try:
+            aside.unlink(missing_ok=True)  # of a process that crashed, or a link in its place
+            with aside.open("xb") as file:
+                file.write(content)
+                file.flush()
+                _reached("written", path)
+                os.fsync(file.fileno())
+            _reached("synced", path)
+            os.replace(aside, path)
+            _reached("renamed", path)
+        finally:
+            aside.unlink(missing_ok=True)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     _reached("name synced", path)
 
 
 def append_line(path: Path, line: bytes) -> None:
     """At the end of a file that grows; durable once this returns."""
     _reached("before append", path)
-    with path.open("ab") as file:
-        file.write(line)
-        file.flush()
-        _reached("appended", path)
-        os.fsync(file.fileno())
+    with _naming(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(line)
+            file.flush()
+            _reached("appended", path)
+            os.fsync(file.fileno())
     _reached("append synced", path)
 
 
@@ -66,27 +84,194 @@ def remove(path: Path) -> None:
 
 
 @contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of the system name the file: a full disk does not say by itself what could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def open_file(path: Path) -> int | None:
+    """A descriptor of a plain file; None where there is none. No link is followed, no pipe is waited for."""
+    try:
+        found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(found).st_mode):
+        return found
+    os.close(found)
+    return None
+
+
+def require_plain(folder: Path, names: Iterable[str]) -> None:
+    """Refuse links, pipes and devices under those names in a folder, however deep: a stranger may have put them there.
+
+    The folder itself may be reached through a link, which is its user's own.
+    """
+    waiting = [folder / name for name in names]
+    while waiting:
+        path = waiting.pop()
+        try:
+            mode = path.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if stat.S_ISLNK(mode):
+            raise UserError(f"{path} is a link; a run's folder holds plain files only, put the file itself there")
+        if stat.S_ISDIR(mode):
+            waiting += path.iterdir()
+        elif not stat.S_ISREG(mode):
+            raise UserError(f"{path} is no plain file; a run's folder holds plain files only, take it away")
+
+
+@contextmanager
 def locked(path: Path, *, wait: float, busy: str) -> Iterator[None]:
     """Hold the lock of `path` for this process; the operating system releases it when the process ends.
 
     `wait` is how many seconds to try, `math.inf` for as long as it takes. `busy` is the error's message when another
-    process still holds the lock then.
+    process still holds the lock then. The file is made where it is missing; its content stays as it is.
     """
-    end = time.monotonic() + wait
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= end:
-                    raise UserError(busy) from None
-                time.sleep(0.05)
-            except OSError as error:  # a file system without locks
-                raise UserError(f"{path}: cannot be locked ({error.strerror}); use a folder on a local disk") from None
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        raise UserError(f"{path}: cannot be locked, it is no plain file; take it away") from None
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UserError(f"{path}: cannot be locked, it is no plain file; take it away")
+        try:
+            _acquire(file.fileno(), wait, busy)
+        except OSError as error:  # a file system without locks
+            raise UserError(f"{path}: cannot be locked ({error.strerror}); use a folder on a local disk") from None
         yield
+
+
+@contextmanager
+def locked_folder(path: Path, *, wait: float, busy: str) -> Iterator[None]:
+    """Hold the lock of a folder itself, as `locked` does of a file: nobody can delete it apart from what it holds."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # NFS locks files only: there the lock's file has to do
+            _acquire(descriptor, wait, busy)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, wait: float, busy: str) -> None:
+    end = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise UserError(busy) from None
+            time.sleep(0.05)
 
 
 def _reached(step: str, path: Path) -> None:
     if watch is not None:
         watch(step, path)
+
+
+SEAL: Final = "sealed"  # the one word of the file's metadata
+DTYPES: Final = {  # torch's names, and safetensors'
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
+    "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+
+
+class BrokenError(ValueError):
+    """What is wrong with the bytes."""
+
+
+def seal(tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> bytes:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    sealed = {"words": dict(words), "sha256": _checksum(plain, words)}
+    return _written(plain, json.dumps(sealed, sort_keys=True))
+
+
+def unseal(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What was sealed, or BrokenError."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors, sealed = load(content), _sealed(content)
+        words = {str(name): str(word) for name, word in sealed["words"].items()}
+        if sealed["sha256"] != _checksum(tensors, words):
+            raise BrokenError("its checksum does not add up")
+    except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise BrokenError(" ".join(str(error).split()) or "it cannot be read") from None
+    return tensors, words
+
+
+def seal_table(table: Mapping[str, Any]) -> bytes:
+    """JSON with its checksum, for values that are read without torch."""
+    return json.dumps({"sealed": table, "sha256": _table_checksum(table)}, indent=2, allow_nan=False).encode()
+
+
+def unseal_table(content: bytes) -> dict[str, Any]:
+    """What `seal_table` sealed, or BrokenError."""
+    try:
+        found = json.loads(content.decode("utf-8"))
+        table = found["sealed"]
+        if not isinstance(table, dict) or found["sha256"] != _table_checksum(table):
+            raise BrokenError("its checksum does not add up")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BrokenError(" ".join(str(error).split()) or "it cannot be read") from None
+    return table
+
+
+def _table_checksum(table: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
+
+
+def _written(plain: Mapping[str, Tensor], sealed: str) -> bytes:
+    """A safetensors file, each value copied once: the library's own writer takes three times as long."""
+    header: dict[str, Any] = {"__metadata__": {SEAL: sealed}}
+    pieces: list[memoryview] = []
+    end = 0
+    for name, tensor in sorted(plain.items(), key=lambda item: (-item[1].element_size(), item[0])):  # widest first
+        if _dtype(tensor) not in DTYPES:
+            raise ValueError(
+                f"{name}: {tensor.dtype} cannot be kept in a file; use one of {', '.join(DTYPES.values())}"
+            )
+        begin, end = end, end + tensor.nbytes
+        header[name] = {"dtype": DTYPES[_dtype(tensor)], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        pieces.append(_bytes(tensor))
+    about = json.dumps(header).encode()
+    about += b" " * (-len(about) % 8)  # values begin aligned
+    return b"".join([len(about).to_bytes(8, "little"), about, *pieces])
+
+
+def _dtype(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
+
+
+def _bytes(values: Tensor) -> memoryview:
+    import torch
+
+    assert sys.byteorder == "little", "safetensors are little-endian"
+    found: memoryview = values.reshape(-1).view(torch.uint8).numpy().data  # not by numpy's types: it has no bfloat16
+    return found
+
+
+def _sealed(content: bytes) -> Any:
+    """A safetensors file begins with the length of its JSON header, then that."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(json.loads(content[8 : 8 + length])["__metadata__"][SEAL])
+
+
+def _checksum(tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> str:
+    digest = hashlib.sha256(json.dumps(dict(words), sort_keys=True).encode())
+    for name in sorted(tensors):
+        values = tensors[name]
+        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        digest.update(_bytes(values))
+    return digest.hexdigest()

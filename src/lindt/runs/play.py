@@ -10,17 +10,36 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Protocol, final
 
-from lindt.engines.select import ClosableEngine, check_engine, choose_engine
-from lindt.errors import UserError
+import torch
+
+from lindt.engines.inprocess import InProcess
+from lindt.engines.processes.engine import Processes
+from lindt.environment.threats import omniscient
+from lindt.errors import PlanError, UserError
+from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, counted_clients, fingerprint, import_task, load_task, problem_for
-from lindt.runs.store import Store
-from lindt.runs.summary import about_run, summarise_run
-from lindt.server.checks import check
+from lindt.plan.problem import (
+    Problem,
+    import_task,
+    initial_weights,
+    load_task,
+    private_clients,
+    problem_for,
+)
+from lindt.protocols import Engine, Reply
+from lindt.registry import kind_of
+from lindt.runs.exclusions import require_updates
+from lindt.runs.schema import CHECKS, record
+from lindt.runs.store import Origin, Store, require_fitting, write_about
+from lindt.runs.summary import about_run, software_versions, summarise_run
+from lindt.server.checks import check, probe
 from lindt.server.federation import RoundResult, begin, play_rounds, train_privately
+from lindt.server.preflight import NOT_MADE
+from lindt.server.preflight import preflight as look_before
 
 
 @final
@@ -37,6 +56,7 @@ class RunStarted:
 class PrivateModelTrained:
     client: int
     clients: int
+    cost: float | None = None  # of its training, in samples, as a multiple of what the client trains in the federation
 
 
 @final
@@ -72,6 +92,10 @@ class OpenedRun:
     exists: bool  # before it was opened
 
 
+NOTHING_TO_WITHHOLD = (
+    "--withhold goes with a deployment (--superlink, --noise system): in a simulation the plan's seed and the v_i in "
+    "the run's folder tell who was asked"
+)
 Event = RunStarted | PrivateModelTrained | RoundPlayed | RoundFollowed | RunEnded
 
 
@@ -92,18 +116,42 @@ def run_plan(
     cache: Path | None = None,
     make_engine: Callable[[Plan, Problem], ClosableEngine] | None = None,
     secret: bool = False,
+    preflight: bool = True,
+    withhold: bool = False,
+    deployment: bool = False,
 ) -> Iterator[Event]:
     """Run a plan into a folder; with `resume` go on where it stopped. `plan` None means the folder's own.
 
-    `carry` makes an engine that is none of ours to start. With `secret` the server draws its own seed for noise
-    and sampling from the operating system and keeps it in its checkpoint only.
+    A run that ends without one valid update is kept and raises a UserError.
+
+    `make_engine` makes an engine that is none of ours to start. With `secret`, on a deployment, noise comes from the
+    operating system's cryptographic generator; the seed of the sampling too, which is kept in the checkpoint only.
+    With `withhold` the folder does not tell who took part, and nothing that is measured without noise. `preflight` is
+    the look before training (server/preflight.py), once in a run: it refuses or warns, and what it found is kept in
+    run.json. In a `deployment` clients are on machines of their own, and a plan that only a simulation can play is
+    refused.
     """
-    opened = open_run(plan, folder, task=task, resume=resume, engine=engine, device=device)
+    opened = open_run(
+        plan,
+        folder,
+        task=task,
+        resume=resume,
+        engine=engine,
+        device=device,
+        noise="system" if secret else "plan",
+        withhold=withhold,
+        preflight=preflight,
+        deployment=deployment,
+    )
     if isinstance(opened, RunEnded):
         yield opened
         return
     store, plan, problem = opened.store, opened.plan, opened.problem
     with store.locked():
+        if secret:
+            # Before anything is played: the privacy budget counts what a start that crashed may have released.
+            store.about = {**store.about, "attempts": (store.about.get("attempts") or 0) + 1}
+            write_about(store.folder, store.about)
         engine_ = (
             make_engine(plan, problem)
             if make_engine
@@ -115,31 +163,56 @@ def run_plan(
             state = begin(plan, problem, store.run)
             state = replace(state, secret=secrets.randbits(63)) if secret else state
             saved = store.resume() if opened.exists else None
-            if saved and saved.w.shape != state.w.shape:
-                raise UserError(f"{folder}: its checkpoint has {len(saved.w)} weights, the model {len(state.w)}")
+            if saved:
+                require_fitting(folder, saved, state)
             state = saved or state
             engine_.forget_after(state.round)
             yield RunStarted(store, plan, len(problem.data), state.round)
-            counted = len(counted_clients(plan, range(len(problem.data))))
-            for client in train_privately(plan, problem, engine_, state):
-                yield PrivateModelTrained(client, counted)
+            private = len(private_clients(plan, len(problem.data)))
+            for reply in train_privately(plan, problem, engine_, state):
+                yield PrivateModelTrained(reply.client, private, private_cost(plan, len(problem.data), reply))
             clock = time.perf_counter()
             for after, result in play_rounds(state, plan, problem, engine_):
                 now = time.perf_counter()
                 line = store.append(after, result, now - clock)
-                clock = now
+                state, clock = after, now
                 yield RoundPlayed(result, line)
         finally:
             engine_.close()
-        summary = summarise_run(plan, store.rounds(), problem, state.buffers.floats_F.numel() > 0)
+        if store.about.get("withheld"):
+            store.forget_participants(state)
+        summary = summarise_run(plan, store.rounds(), problem, state.buffers.floats_F.numel() > 0, store.about)
         store.finish(summary)
+    require_updates(store.rounds())
     yield RunEnded(store, summary)
 
 
+def private_cost(plan: Plan, clients: int, reply: Reply) -> float | None:
+    """What P_i's training took, as a multiple of what the client trains in the federation if it is asked evenly."""
+    seen = (reply.notes or {}).get("samples_seen")
+    visits = plan.rounds * plan.environment.participation.wanted(clients) / clients
+    return None if seen is None else seen / (visits * plan.training.epochs * reply.size)
+
+
 def open_run(
-    plan: Plan | None, folder: Path, *, task: str | None, resume: bool, engine: str, device: str
+    plan: Plan | None,
+    folder: Path,
+    *,
+    task: str | None,
+    resume: bool,
+    engine: str,
+    device: str,
+    preflight: bool = True,
+    noise: str = "plan",
+    withhold: bool = False,
+    deployment: bool = False,
 ) -> OpenedRun | RunEnded:
-    """The folder of a run, begun or taken up once everything has been checked; RunEnded where nothing is left to do."""
+    """The folder of a run, begun or taken up once everything has been checked; RunEnded where nothing is left to do.
+
+    `noise` says where noise comes from: plan or system. A folder that withholds who took part goes on to do so.
+    """
+    if withhold and noise != "system":
+        raise UserError(NOTHING_TO_WITHHOLD)
     exists = (folder / "plan.toml").exists()
     if exists and not resume:
         raise UserError(f"{folder} holds a run already; name another --out, or continue it with --resume")
@@ -148,15 +221,28 @@ def open_run(
     store = Store.open(folder) if exists else None
     plan = _same_plan(plan, store)
     if store and store.ended:
+        require_updates(store.rounds())
         return RunEnded(store, store.summary())
     if store and store.about.get("task") != task:
         raise UserError(f"{folder} was run with --task {store.about.get('task')}; give the same to resume it")
-    check_engine(engine, plan, device)
+    if store and store.about.get("noise") not in (None, noise):
+        kept = store.about["noise"]
+        raise UserError(f"{folder} was begun with --noise {kept}; give --engine flower --noise {kept} to resume it")
+    if store and withhold and not store.about.get("withheld"):
+        raise UserError(f"{folder} was begun without --withhold and names clients; resume it without, or start anew")
+    check_engine(engine, plan, device, deployment)
     problem = load_task(task) if task else problem_for(plan)
-    check(plan, problem)
-    if store and task and store.about.get("data") != fingerprint(problem):
-        raise UserError(f"--task {task} gives other data than {folder} was begun with; draw them from a fixed seed")
-    store = store or Store.create(folder, plan, about_run(plan, problem, task))
+    model = check(plan, problem)
+    if store and task:
+        store.require_data(task, problem)
+    if store is None or store.about.get("checks") is None:
+        checks = record(look_before(plan, problem) if preflight else NOT_MADE, CHECKS)
+        if store is None:
+            about = about_run(plan, problem, task, noise, withhold) | {"checks": checks}
+            store = Store.create(folder, plan, about)
+        else:
+            store.record_checks(checks)
+    store.origin = Origin(to_dict(plan), probe(plan, problem, model), software_versions())
     return OpenedRun(store, plan, problem, exists)
 
 
@@ -169,3 +255,61 @@ def _same_plan(plan: Plan | None, store: Store | None) -> Plan:
     if plan is not None and plan != kept:
         raise UserError(f"{store.folder} holds a run of another plan; resume it without one, or name another --out")
     return kept
+
+
+ENGINES = ("auto", "inprocess", "processes", "flower")
+
+
+class ClosableEngine(Engine, Protocol):
+    """An engine that somebody has to close."""
+
+    def close(self) -> None: ...
+
+
+# Parameters times samples times rounds: a worker's start costs seconds, which about this much training takes.
+WORKERS_PAY_FROM = 1e10
+
+
+def check_engine(name: str, plan: Plan, device: str, deployment: bool = False) -> None:
+    """Refuse what cannot carry the run, before anything is written."""
+    if name not in ENGINES:
+        raise UserError(f"--engine {name}: choose among {', '.join(ENGINES)}")
+    if name == "processes" and plan.threads != 1:
+        raise UserError(f"--engine processes: its workers have one thread each, the plan asks for {plan.threads}")
+    if name == "flower" and find_spec("flwr") is None:
+        raise UserError("--engine flower: Flower is not installed; pip install 'lindt[flower]'")
+    if name == "flower" and device != "cpu":
+        raise UserError("--device: on Flower each node names its own, --node-config 'device=\"cuda\"'")
+    threat = plan.environment.threat
+    if deployment and omniscient(threat) is not None:
+        fix = "its attackers know all updates, which only a simulation can show them; leave out --superlink"
+        raise PlanError("environment.threat", kind_of(threat), fix)
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"--device {device}: choose among cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: this machine or this build of torch has none; use cpu")
+
+
+def choose_engine(
+    name: str,
+    plan: Plan,
+    problem: Problem,
+    *,
+    task: str | None,
+    run: str,
+    folder: Path,
+    cache: Path | None,
+    device: str,
+) -> InProcess | Processes:
+    if name == "flower":
+        raise UserError("--engine flower starts a run of its own: use `lindt run`")
+    if name == "processes" or (name == "auto" and plan.threads == 1 and device == "cpu" and workers_pay(plan, problem)):
+        return Processes(plan, problem, task=task, run=run, folder=folder, cache=cache, device=device)
+    return InProcess(plan, problem, run=run, folder=folder, cache=cache, device=device)
+
+
+def workers_pay(plan: Plan, problem: Problem) -> bool:
+    samples = sum(len(train) for train, _ in problem.data) / len(problem.data)
+    answers = plan.environment.participation.wanted(len(problem.data)) * plan.rounds
+    work = initial_weights(problem, plan).w_P.numel() * samples * answers * plan.training.epochs
+    return (os.cpu_count() or 1) > 1 and work > WORKERS_PAY_FROM

@@ -45,10 +45,12 @@ SCORES: dict[str, Any] = {
     "private": Nullable(NUMBER),
     "beta": Nullable(NUMBER),
     "worst_tenth": Nullable(NUMBER),
+    "median_gain": Nullable(NUMBER),
     "attack_central": Nullable(NUMBER),
     "attack_local": Nullable(NUMBER),
     "harmed": Nullable(WHOLE),
     "clearly_harmed": Nullable(WHOLE),
+    "clearly_better": Nullable(WHOLE),
     "ties": Nullable(WHOLE),
 }
 # One client in a scored round: `server.scores.ClientScore`.
@@ -66,6 +68,35 @@ DIVERGENCE: dict[str, Any] = {
 }
 STATISTICS = ("delta", "clean", "spread", "median")  # of DIVERGENCE, those that a detector may watch
 REFUSAL = {"client": WHOLE, "reason": TEXT}
+# A client's report of its gain on its validation part: `protocols.GainReport`.
+PAIRED: dict[str, Any] = {"mean": NUMBER, "square": NUMBER}
+REPORT: dict[str, Any] = {
+    "samples": WHOLE,
+    "private": PAIRED,
+    "equal_age": PAIRED,
+    "adapted": Nullable(PAIRED),
+    "adapted_private": Nullable(PAIRED),
+    "first_batch": Nullable(NUMBER),
+}
+# What the test of the reports says after a round: `protocols.DetectionState`.
+DECISION: dict[str, Any] = {
+    "state": TEXT,
+    "since": Nullable(WHOLE),
+    "gain": Nullable(NUMBER),
+    "error": Nullable(NUMBER),
+    "clients": WHOLE,
+    "samples": WHOLE,
+    "needed": Nullable(WHOLE),
+}
+DETECTION: dict[str, Any] = {
+    "verdict": DECISION,
+    "warning": Nullable(WHOLE),
+    "recovery": Nullable(DECISION),
+    "recovered": Nullable(DECISION),
+}
+REPORTED = ("reports", "detection")  # fields of a line that are missing where clients report nothing
+SOMETIMES = ("buffer_div", "reachable")  # ... and those that are missing where there is nothing to say
+NOT_NAMED = -1  # in place of a client's number, where a run withholds who took part
 # A line of rounds.jsonl: the fields of a RoundResult, of its Divergence and of its RecoveryState, whose `on` is `flag`.
 ROUND: dict[str, Any] = {
     "round": WHOLE,
@@ -73,13 +104,28 @@ ROUND: dict[str, Any] = {
     "answered": [WHOLE],
     "refused": [REFUSAL],
     **DIVERGENCE,
+    "buffer_div": Nullable(NUMBER),  # missing where the model has no float buffers, and in earlier runs
+    "reachable": Nullable(WHOLE),  # clients that could have been asked; missing where all N could
     "recovering": FLAG,
     "flag": FLAG,
     "count": WHOLE,
     "quiet": Nullable(WHOLE),
     "detections": WHOLE,
     "scores": Nullable(SCORES | {"clients": [CLIENT_SCORE], "notes": MapOf(NUMBER)}),
+    "reports": Nullable([{"client": WHOLE} | REPORT]),
+    "detection": Nullable(DETECTION),
 }
+# nodes.json of a run on Flower, sealed: the node of each client with the public key that it proved to have, and the
+# nodes that claimed a client of another one. Flower's ids have 64 bits and are written as text.
+NODES_FILE = "nodes.json"
+NODES: dict[str, Any] = {
+    "run": TEXT,
+    "holders": [{"client": WHOLE, "node": TEXT, "key": TEXT}],
+    "refused": [{"node": TEXT, "clients": [WHOLE]}],
+}
+# What was looked at before training, and what of it may be a mistake: `server.preflight.Checks`. Missing in runs of
+# earlier versions; `made` is false where the checks were left out.
+CHECKS: dict[str, Any] = {"made": FLAG, "warnings": [TEXT], "looked_at": Nullable(MapOf(TEXT))}
 TIMING = {"round": WHOLE, "seconds": NUMBER}
 ABOUT = {
     "run": TEXT,
@@ -89,6 +135,10 @@ ABOUT = {
     "metric_in_percent": FLAG,
     "clients": [{"client": WHOLE, "train": WHOLE, "test": WHOLE, "attacker": FLAG, "labels": MapOf(WHOLE)}],
     "versions": Nullable(MapOf(TEXT)),
+    "checks": Nullable(CHECKS),
+    "noise": Nullable(TEXT),  # where noise comes from: plan or system; missing in earlier runs, whose noise was torch's
+    "attempts": Nullable(WHOLE),  # on a deployment: how often the server was started
+    "withheld": Nullable(FLAG),  # whether the folder leaves out who took part and what is measured without noise
 }
 SUMMARY: dict[str, Any] = {
     "rounds": WHOLE,
@@ -101,6 +151,8 @@ SUMMARY: dict[str, Any] = {
     "recovery_rounds": Nullable(WHOLE),
     "refused_updates": Nullable(WHOLE),
     "metric_in_percent": FLAG,
+    "detection": Nullable(DETECTION),  # after the last round
+    "checks": Nullable(CHECKS),
     "privacy": Nullable({"words": TEXT, "epsilon": Nullable(NUMBER), "delta": Nullable(NUMBER)}),
 }
 

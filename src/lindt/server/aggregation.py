@@ -3,12 +3,14 @@
 The robust ones look at the K x K distances between updates and never copy the K x P. None of them has a known L2
 sensitivity, so none comes with a privacy guarantee. Which attack each withstands: docs/attacks.md.
 
-Legend: K clients, P parameters.
+Buffers are joined by `join_buffers`, which no hostile minority moves beyond the honest ones under a robust aggregator.
+
+Legend: K clients, P parameters, F floats in buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from typing import Final, final
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lindt.errors import require
-from lindt.protocols import Aggregator
+from lindt.protocols import Aggregator, Buffers
 from lindt.registry import register, register_method
 
 AT_A_TIME: Final = 2**20  # values that are sorted at a time: sorting holds 12 bytes for each beside the K x P
@@ -224,6 +226,30 @@ class NormBound:
         bound = self.factor * float(norms_K.quantile(0.5))
         scale_K = torch.where(norms_K > bound, bound / norms_K, torch.ones_like(norms_K))
         return (scale_K / len(updates_KP)) @ updates_KP
+
+
+def join_buffers(theirs: Sequence[Buffers], aggregator: Aggregator, sizes_K: Tensor) -> Buffers:
+    """The clients' buffers as one. Integers take the maximum.
+
+    Floats take the plain mean where the aggregator is a mean; the claimed sizes do not count. A trimmed mean joins them
+    itself. Any other aggregator has the median of each coordinate for them: its distances are those of weights, among
+    which the units of the buffers would decide.
+    """
+    floats_KF = torch.stack([each.floats_F for each in theirs])
+    counts_I = torch.stack([each.counts_I for each in theirs]).amax(0)
+    if isinstance(aggregator, Mean | WeightedMean):
+        return Buffers(floats_KF.mean(0), counts_I)
+    by_coordinate = aggregator if isinstance(aggregator, TrimmedMean) else Median()
+    return Buffers(by_coordinate(floats_KF, sizes_K), counts_I)
+
+
+def buffer_divergence(theirs: Sequence[Buffers], joined: Buffers) -> float | None:
+    """Eq. 5 of the float buffers: the mean distance of the clients' from the joined ones; None where there are none."""
+    if not joined.floats_F.numel():
+        return None
+    # In float64: a float32's square may overflow.
+    far_K = [torch.linalg.vector_norm(each.floats_F.double() - joined.floats_F) for each in theirs]
+    return float(torch.stack(far_K).mean())
 
 
 def _require_share(share: float) -> None:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import copy
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from lindt.client.private_models import held_out_samples
+from lindt.client.private_models import FEW, held_out_samples, name_of, training_step
 from lindt.client.training import seeded
 from lindt.errors import PlanError, UserError, one_line
-from lindt.plan.methods import Method
-from lindt.plan.metrics import Accuracy, MacroF1
-from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, backdoor_of, counted_clients, first_model, initial_weights
+from lindt.plan.plan import Method, Plan
+from lindt.plan.problem import (
+    OWN_METRIC,
+    Accuracy,
+    MacroF1,
+    MeanOf,
+    Problem,
+    backdoor_of,
+    counted_clients,
+    first_model,
+    initial_weights,
+)
 from lindt.protocols import ChecksModel, Context, Examples, Metric
 from lindt.weights import read_w
 
@@ -38,8 +47,11 @@ def keeps_private(plan: Plan, problem: Problem) -> bool:
         return plan.method.adaptation.begin(ctx, model) is not None
 
 
-def check(plan: Plan, problem: Problem) -> None:
-    """What only the data can tell: K against N, weights against clients, labels against the threat."""
+def check(plan: Plan, problem: Problem) -> nn.Module:
+    """What only the data can tell: K against N, weights against clients, labels against the threat.
+
+    Returns the untrained model that was built for it.
+    """
     if not isinstance(plan.method, Method):
         raise PlanError("method", plan.method, "give a Method, such as lindt.METHODS['lindt']")
     N = len(problem.data)
@@ -47,7 +59,7 @@ def check(plan: Plan, problem: Problem) -> None:
         plan.environment.participation.wanted(N)
     except PlanError as error:
         raise error.within("environment.participation") from None
-    check_model(plan, problem)
+    model = check_model(plan, problem)
     backdoor_of(plan, problem)
     weights, counted = plan.scoring.weights, counted_clients(plan, range(N))
     if weights and len(weights) != N:
@@ -56,16 +68,15 @@ def check(plan: Plan, problem: Problem) -> None:
         raise PlanError("scoring.weights", weights, f"give a weight above 0 to one of the clients {sorted(counted)}")
     if not counted:
         raise PlanError("environment.threat.share", plan.environment.threat.share, "leave a client that is benign")
+    return model
 
 
-def check_model(plan: Plan, problem: Problem) -> None:
+def check_model(plan: Plan, problem: Problem) -> nn.Module:
     """A dry run: the model, loss and metric on two samples of each client, before anything trains or is written."""
     model = first_model(problem, plan)
     if not isinstance(model, nn.Module):
         raise UserError(f"model: it builds an object of type {type(model).__name__}; build an nn.Module")
-    if first_model(problem, plan) is model:
-        # The second run, and each client's private model, would begin where the one before ended.
-        raise UserError("model: it gives the same module at every call; build a new one each time")
+    _check_second(model, first_model(problem, plan))
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise UserError("model: it has no parameter to train; set requires_grad on some")
     model.eval()
@@ -78,7 +89,7 @@ def check_model(plan: Plan, problem: Problem) -> None:
     for client, (train, test) in enumerate(problem.data):
         for data in (train, test):
             outputs = _dry(plan, problem, model, data, client)
-            _check_metric(problem.metric_for(plan), client, data.take(torch.arange(min(2, len(data))))[1], outputs)
+            _check_metric(problem.metric_for(plan), client, data.take(torch.arange(min(2, len(data))))[1])
             _check_labels(client, data.labels, outputs)
     if plan.environment.threat.share:
         wanted = torch.cat([plan.environment.threat.goal(train.labels) for train, _ in problem.data])
@@ -91,6 +102,66 @@ def check_model(plan: Plan, problem: Problem) -> None:
                 adaptation.fits(model, problem.data[0][0].take(torch.arange(2))[0])
         except PlanError as error:
             raise error.within("method.adaptation") from None
+    return model
+
+
+Part = tuple[str, list[float]]  # names, and some of the numbers that are computed from a few samples
+
+
+def probe(plan: Plan, problem: Problem, model: nn.Module) -> dict[str, Part]:
+    """Names and numbers of model, loss and metric, by which a task that was changed between two sessions is noticed.
+
+    `model` is an untrained one. Names of types, parameters and functions are to be the same; the numbers about the
+    same, since another machine or version may round otherwise. "training" is the model in training mode.
+    """
+    train, metric = problem.data[0][0], problem.metric_for(plan)
+    x, y = train.take(torch.arange(min(len(train), plan.training.batch, FEW)))
+    with torch.no_grad(), seeded(0, x.device):
+        outputs = model.eval()(x)
+        value, tally = problem.loss(outputs, y), metric.tally(outputs, y)
+    trained, *_ = training_step(model, problem.loss, (x, y))
+    modules = [(name, type(module).__qualname__) for name, module in model.named_modules()]
+    weights = [(name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()]
+    return {
+        "model": (repr((modules, weights)), _some(outputs)),
+        "loss": (name_of(problem.loss), _some(value)),
+        "metric": (name_of(metric.function if isinstance(metric, MeanOf) else metric), _some(tally)),
+        "training": ("", _some(trained)),
+    }
+
+
+def _some(values: Tensor) -> list[float]:
+    return [float(value) for value in values.flatten()[:64]]
+
+
+def _check_second(model: nn.Module, second: nn.Module) -> None:
+    """Two calls of the user's function give two models, apart from each other and with the same weights.
+
+    The second run, and each client's private model, would else begin where the one before ended.
+    """
+    if second is model:
+        raise UserError("model: it gives the same module at every call; build a new one each time")
+    found, others = (
+        dict(chain(one.named_parameters(), one.named_buffers())) for one in (model, second)
+    )  # without those of a tied weight's second name
+    places = {tensor.untyped_storage().data_ptr() for tensor in others.values() if tensor.numel()}
+    for name, tensor in found.items():
+        if tensor.numel() and tensor.untyped_storage().data_ptr() in places:
+            raise UserError(f"model: two calls give modules that share {name}; build a new one each time")
+    for name in found | others:
+        if name not in found or name not in others or not _same(found[name], others[name]):
+            raise UserError(
+                f"model: two calls with the same seed differ at {name}; draw first weights with torch's generator, "
+                "which the plan's seed sets, or from a fixed seed"
+            )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Bit by bit: NaN equals itself."""
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    first, second = (t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
+    return torch.equal(first, second)
 
 
 @torch.no_grad()
@@ -125,6 +196,8 @@ def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, client:
         if problem.loss(outputs, y).numel() != 1:
             raise ValueError("the loss is not one number")
         metric.value(metric.tally(outputs, y))
+    except UserError as error:  # a metric's own sentence
+        raise UserError(f"client {client}: {error}") from None
     except Exception as error:  # noqa: BLE001  # the model, loss, metric and data are the user's: any error may come
         text = str(error).strip().splitlines()
         what = f"{type(error).__name__}: {text[0] if text else ''}"
@@ -132,19 +205,13 @@ def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, client:
     return outputs
 
 
-def _check_metric(metric: Metric, client: int, y: Tensor, outputs: Tensor) -> None:
+def _check_metric(metric: Metric, client: int, y: Tensor) -> None:
     """The metrics of classes compare the largest output with the label; with other targets they would give 0."""
     if not isinstance(metric, Accuracy | MacroF1):
         return
-    fix = "give metric=, a function of outputs and targets with one number a sample, higher is better"
-    name = type(metric).__name__
     if y.is_floating_point():
-        raise UserError(f"client {client}: its targets are floats, and {name} compares classes; {fix}")
-    if y.shape != outputs.shape[:-1]:
-        raise UserError(
-            f"client {client}: outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(y.shape)} are not "
-            f"one class a prediction, which {name} compares; {fix}"
-        )
+        name = type(metric).__name__
+        raise UserError(f"client {client}: its targets are floats, and {name} compares classes; {OWN_METRIC}")
 
 
 def _check_labels(owner: int | str, y: Tensor, outputs: Tensor, least: int = 0) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, final
@@ -15,12 +16,34 @@ from typing import TYPE_CHECKING, final
 import torch
 from torch import Tensor, nn
 
+from lindt.environment.threats import Threat, omniscient
 from lindt.errors import PlanError, UserError, require_type
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, attackers_of, counted_clients, initial_weights, problem_for
-from lindt.protocols import Buffers, Divergence, Engine, Evidence, Kind, Loss, Metric, RecoveryState, Task
+from lindt.plan.problem import (
+    Problem,
+    attackers_of,
+    counted_clients,
+    initial_weights,
+    private_clients,
+    problem_for,
+)
+from lindt.protocols import (
+    Buffers,
+    DetectionState,
+    Divergence,
+    Engine,
+    Evidence,
+    GainReport,
+    Kind,
+    Loss,
+    Metric,
+    RecoveryState,
+    Reply,
+    Task,
+)
 from lindt.resources import with_threads
 from lindt.seeds import seed_for
+from lindt.server.aggregation import buffer_divergence, join_buffers
 from lindt.server.checks import check, keeps_private
 from lindt.server.detection.divergence import measure
 from lindt.server.recovery import Always, Never, OnDetection
@@ -44,12 +67,18 @@ class RunState:
     w: Tensor
     buffers: Buffers
     recovery: RecoveryState
-    # Where noise and sampling must not be foreseen: a seed that only the server knows. It is never printed.
+    # On a deployment, where clients know the plan: a seed that only the server knows, of who is asked. It is never
+    # printed. Noise then comes from no seed at all.
     secret: int | None = field(default=None, repr=False)
+    detection: DetectionState | None = None  # of the plan's test; None where clients report nothing
 
     def seed_for(self, plan: Plan, *names: str | int) -> int:
         """The server's own seeds: from the plan in a simulation, from the secret where clients know the plan."""
         return plan.seed_for(*names) if self.secret is None else seed_for(self.secret, *names)
+
+    def noise_seed(self, plan: Plan, round: int) -> int | None:
+        """None on a deployment: a round that is played again there, on other answers, must have other noise."""
+        return plan.seed_for("noise", round) if self.secret is None else None
 
 
 @final
@@ -63,6 +92,10 @@ class RoundResult:
     recovering: bool  # in this round, on the clients
     recovery: RecoveryState  # as judged after it
     scores: Scores | None
+    reports: Mapping[int, GainReport] | None = None  # None where the plan's detection asks for none
+    detection: DetectionState | None = None  # as judged after it
+    buffer_div: float | None = None  # how far the clients' float buffers lie from the joined ones, where there are any
+    reachable: int | None = None  # how many clients could have been asked; None where all N could
 
 
 def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> tuple[RunState, RoundResult]:
@@ -74,32 +107,57 @@ def play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) ->
 def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> tuple[RunState, RoundResult]:
     r, env, method = state.round + 1, plan.environment, plan.method
     N = len(problem.data)  # of whom not all need be available
-    asked = env.participation.active(
-        state.seed_for(plan, "active", r), engine.available(), attackers_of(plan, N), N
-    )  # C_r
+    available, attackers = engine.available(), attackers_of(plan, N)
+    asked = env.participation.active(state.seed_for(plan, "active", r), available, attackers, N)  # C_r
     replies = engine.dispatch([_task("train", state, i, r) for i in asked])
     wanted = env.participation.wanted(N)  # K
-    updates_KP, sizes_K, buffers, answered, refused = collect_updates(
-        replies, set(asked), r, state.w, state.buffers, wanted
+    updates_KP, sizes_K, theirs, answered, refused, reports = collect_updates(
+        replies, set(asked), r, state.w, state.buffers, wanted, initial_weights(problem, plan).float_buffers
     )
+    if attackers:
+        _conspire(env.threat, r, updates_KP, answered, attackers)
     if answered:
+        buffers = join_buffers(theirs, method.aggregator, sizes_K)
+        buffer_div = buffer_divergence(theirs, buffers)
         clipped_KP = env.privacy.clip(updates_KP)
-        noise_P = env.privacy.noise(state.w, state.seed_for(plan, "noise", r))
+        noise_P = env.privacy.noise(state.w, state.noise_seed(plan, r))
         step_P = method.aggregator(clipped_KP, sizes_K) + noise_P
         w = state.w + step_P  # Eq. 4
         # Eq. 5, 7, from w^{r-1} as the origin: w_i - w is the update less the step.
         seen = measure(updates_KP, step_P, noise_P, clipped_KP, env.privacy.clipped(updates_KP))
     else:
-        w, seen = state.w, None
-    evidence = Evidence(r, seen, frozenset(answered), N)
-    after = RunState(state.run, r, w, buffers, method.recovery.judge(state.recovery, evidence), state.secret)
-    # A suspicion is measured at once: Delta suspects, beta confirms.
+        w, buffers, seen, buffer_div = state.w, state.buffers, None, None
+    evidence = Evidence(r, seen, frozenset(answered), N, plan.rounds, reports)
+    detection = plan.detection.judge(state.detection, evidence)
+    recovery = method.recovery.judge(state.recovery, replace(evidence, detection=detection))
+    after = RunState(state.run, r, w, buffers, recovery, state.secret, detection)
+    # A detection is scored at once, so that its line has beta on test data beside it.
     suspected = after.recovery.detections > state.recovery.detections
     judged = replace(after, recovery=state.recovery) if suspected else after  # the illness, not yet the cure
     scores = evaluate(judged, plan, problem, engine) if suspected or plan.scored(r) else None
     return after, RoundResult(
-        r, tuple(asked), tuple(answered), refused, seen, state.recovery.on, after.recovery, scores
+        r,
+        tuple(asked),
+        tuple(answered),
+        refused,
+        seen,
+        state.recovery.on,
+        after.recovery,
+        scores,
+        reports if plan.detection.reports else None,
+        detection,
+        buffer_div,
+        len(available) if len(available) < N else None,
     )
+
+
+def _conspire(threat: Threat, r: int, updates_KP: Tensor, answered: Sequence[int], attackers: frozenset[int]) -> None:
+    """Write the updates of attackers that know the honest ones: only a simulation has them (`check_engine`)."""
+    plot = omniscient(threat, r)
+    hostile = [row for row, i in enumerate(answered) if i in attackers]
+    honest = [row for row, i in enumerate(answered) if i not in attackers]
+    if plot is not None and hostile and honest:
+        updates_KP[hostile] = plot.conspire(updates_KP[honest], updates_KP[hostile])
 
 
 def federate(
@@ -113,6 +171,7 @@ def federate(
     engine: Engine | None = None,
     state: RunState | None = None,
     folder: Path | str | None = None,
+    preflight: bool = True,
 ) -> Iterator[tuple[RunState, RoundResult]]:
     """Run a plan and yield after every round: events, not callbacks.
 
@@ -127,6 +186,10 @@ def federate(
 
     >>> for state, result in federate(plan, folder="private"): ...
     >>> for state, result in federate(plan, folder="private", state=state): ...
+
+    Before the first round the problem is checked for mistakes that give a believable false result, such as test data
+    that are trained on (server/preflight.py): an error raises a UserError, a warning is a `PreflightWarning`. It takes
+    seconds at most; `preflight=False` leaves it out, and a resumed `state` is not checked again.
     """
     if torch.is_inference_mode_enabled():
         raise UserError("torch.inference_mode is on, in which nothing can train; call federate outside of it")
@@ -150,6 +213,13 @@ def federate(
     first = begin(plan, problem, "" if folder is None else uuid.uuid4().hex)
     if state is not None and state.w.shape != first.w.shape:
         raise UserError(f"state: it has {state.w.numel()} weights, the model {first.w.numel()}; give the state's model")
+    if state is not None and state.detection is None and first.detection is not None:
+        raise UserError(
+            "state: it is of a run whose clients reported no gains, and the plan's test needs their reports since "
+            "round 1; go on with detection=delta, or start anew"
+        )
+    if preflight and state is None:
+        _warn(plan, problem)
     state = state or first
     if engine is None:
         # Only here: it builds clients, of which this file knows no more than the Engine protocol.
@@ -161,6 +231,14 @@ def federate(
     for _ in train_privately(plan, problem, engine, state):
         pass
     yield from play_rounds(state, plan, problem, engine)
+
+
+def _warn(plan: Plan, problem: Problem) -> None:
+    # Only here: a round does not need it, and a reader of rounds does not open it.
+    from lindt.server.preflight import PreflightWarning, preflight
+
+    for said in preflight(plan, problem).warnings:
+        warnings.warn(said, PreflightWarning, stacklevel=3)
 
 
 def _check_private(engine: InProcess, plan: Plan, problem: Problem, state: RunState, folder: Path | str | None) -> None:
@@ -213,16 +291,16 @@ def begin(plan: Plan, problem: Problem, run: str = "") -> RunState:
     """s1: w^0, count = 0, and the flag."""
     first = initial_weights(problem, plan)
     buffers = Buffers(first.buffers.floats_F.clone(), first.buffers.counts_I.clone())  # the state is its holder's own
-    return RunState(run, 0, first.w_P.clone(), buffers, plan.method.recovery.begin())
+    return RunState(run, 0, first.w_P.clone(), buffers, plan.method.recovery.begin(), detection=plan.detection.begin())
 
 
-def train_privately(plan: Plan, problem: Problem, engine: Engine, state: RunState) -> Iterator[int]:
-    """Every client whose gain counts trains P_i alone, beforehand (Sec. 3.2). Yields each that has one."""
+def train_privately(plan: Plan, problem: Problem, engine: Engine, state: RunState) -> Iterator[Reply]:
+    """Every client whose gain counts or that reports trains P_i alone, beforehand (Sec. 3.2). Yields their answers."""
     if plan.alone.private:
-        counted = counted_clients(plan, range(len(problem.data))) & set(engine.available())
-        for reply in engine.dispatch([_task("private", state, i, 0) for i in sorted(counted)]):
+        asked = private_clients(plan, len(problem.data)) & set(engine.available())
+        for reply in engine.dispatch([_task("private", state, i, 0) for i in sorted(asked)]):
             if reply.fault is None:
-                yield reply.client
+                yield reply
 
 
 def evaluate(state: RunState, plan: Plan, problem: Problem, engine: Engine) -> Scores | None:

@@ -8,7 +8,7 @@ from typing import Literal, final
 from lindt.errors import require
 from lindt.protocols import Evidence, Recovery, RecoveryState, Statistic, Stop
 from lindt.registry import register, register_method
-from lindt.server.detection.rules import Counting, Rule
+from lindt.server.detection.divergence import Counting, Rule
 
 
 @register(Stop)
@@ -115,6 +115,37 @@ class OnDetection:
             return state
         if self.rule.exceeded(state.count) and not (self.again == "once" and state.detections):
             return replace(state, on=True, quiet=0, treated=frozenset(), detections=state.detections + 1)
+        return state
+
+
+@register(Recovery)
+@final
+@dataclass(frozen=True)
+class OnEvidence:
+    """Recovery that follows the plan's test of the reported gains (`detection`), with no threshold to choose.
+
+    It starts at the early warning, or waits for the verdict "hurts". It goes off for good once the test has shown that
+    what the clients predict with is worse than w. Undecided keeps it on, and so does a w that helps on average.
+    """
+
+    start: Literal["warning", "verdict"] = "warning"
+
+    needs_reports = True
+
+    def begin(self) -> RecoveryState:
+        return RecoveryState(on=False)
+
+    def judge(self, state: RecoveryState, evidence: Evidence) -> RecoveryState:
+        found = evidence.detection
+        if found is None:
+            return state
+        if state.on:
+            state = replace(state, treated=state.treated | evidence.answered)
+            worse = found.recovery is not None and found.recovery.state == "hurts"
+            return replace(state, on=False) if worse else state
+        warned = self.start == "warning" and found.warning is not None
+        if (warned or found.verdict.state == "hurts") and not state.detections:
+            return replace(state, on=True, detections=1)
         return state
 
 

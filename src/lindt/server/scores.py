@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from statistics import median
+from typing import TYPE_CHECKING, final
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # readers of a run compute its gains anew where clients are left out, and need no torch for it
+    from torch import Tensor
 
-from lindt.protocols import ClientTally, Metric
+    from lindt.protocols import ClientTally, Metric
 
 EXACT = 10_000  # samples; there the normal limit is within 0.0001 of the exact test
 
@@ -45,8 +46,10 @@ class Scores:
     beta: float | None
     harmed: int | None  # clients with beta_i < 0
     clearly_harmed: int | None  # ... by the paired test at 95%
+    clearly_better: int | None  # clients with beta_i > 0, by the same test
     ties: int | None
     worst_tenth: float | None  # the mean beta_i of the tenth of the clients that gain least
+    median_gain: float | None  # the median beta_i: one client with a large gain does not move it
     attack_central: float | None  # the backdoor's success rate on the global model
     attack_local: float | None
     clients: tuple[ClientScore, ...]
@@ -56,6 +59,64 @@ class Scores:
     def without_private(self) -> tuple[int, ...]:
         """The clients that answered without a private score: no gain is known of them."""
         return tuple(score.client for score in self.clients if score.private is None)
+
+
+@final
+@dataclass(frozen=True)
+class ClientGain:
+    """One client in a scored round; `private` and `beta` are None where it has no private model."""
+
+    local: float
+    private: float | None
+    beta: float | None
+    clear: bool
+    weight: float  # alpha_i
+
+
+@final
+@dataclass(frozen=True)
+class Gains:
+    """By the names that they have in `Scores`."""
+
+    local: float
+    private: float | None
+    beta: float | None
+    harmed: int | None
+    clearly_harmed: int | None
+    clearly_better: int | None
+    ties: int | None
+    worst_tenth: float | None
+    median_gain: float | None
+
+
+def weighted_gain(betas: Sequence[float], weights: Sequence[float]) -> float:
+    """beta (Eq. 3): sum of alpha_i * beta_i, with the alphas normalised to sum to 1."""
+    total = math.fsum(weights)
+    return math.fsum(a * b for a, b in zip(weights, betas, strict=True)) / total
+
+
+def worst_tenth(betas: Sequence[float]) -> float:
+    worst = sorted(betas)[: math.ceil(len(betas) / 10)]
+    return math.fsum(worst) / len(worst)
+
+
+def summarise_gains(clients: Sequence[ClientGain]) -> Gains:
+    alone = [(one.private, one.weight) for one in clients if one.private is not None]
+    gains = [one.beta for one in clients if one.beta is not None]
+    clear = [one.beta for one in clients if one.beta is not None and one.clear]
+    known, shares = bool(gains), [weight for _, weight in alone]
+    weighted = any(shares)
+    return Gains(
+        local=weighted_gain([one.local for one in clients], [one.weight for one in clients]),
+        private=weighted_gain([private for private, _ in alone], shares) if weighted else None,
+        beta=weighted_gain(gains, shares) if weighted else None,
+        harmed=sum(beta < 0 for beta in gains) if known else None,
+        clearly_harmed=sum(beta < 0 for beta in clear) if known else None,
+        clearly_better=sum(beta > 0 for beta in clear) if known else None,
+        ties=sum(beta == 0 for beta in gains) if known else None,
+        worst_tenth=worst_tenth(gains) if known else None,
+        median_gain=median(gains) if known else None,
+    )
 
 
 def paired_p_value(wins: int, losses: int) -> float:
@@ -75,17 +136,6 @@ def paired_p_value(wins: int, losses: int) -> float:
     return min(1.0, float(2 * total / 2**n))
 
 
-def weighted_gain(betas: Sequence[float], weights: Sequence[float]) -> float:
-    """beta (Eq. 3): sum of alpha_i * beta_i, with the alphas normalised to sum to 1."""
-    total = math.fsum(weights)
-    return math.fsum(a * b for a, b in zip(weights, betas, strict=True)) / total
-
-
-def worst_tenth(betas: Sequence[float]) -> float:
-    worst = sorted(betas)[: math.ceil(len(betas) / 10)]
-    return math.fsum(worst) / len(worst)
-
-
 def summarise(
     tallies: dict[int, ClientTally],
     metric: Metric,
@@ -97,21 +147,11 @@ def summarise(
     """A round's scores: central over everyone's test data, the rest over the clients that are `counted`."""
     mine = {i: tallies[i] for i in sorted(tallies) if i in counted}
     scores = tuple(_client_score(i, tally, metric) for i, tally in mine.items())
-    weights = [alphas[score.client] for score in scores]
-    alone = [(score.private, alphas[score.client]) for score in scores if score.private is not None]
-    gains = [score.beta for score in scores if score.beta is not None]
-    known, shares = bool(gains), [alpha for _, alpha in alone]
-    weighted = any(shares)
+    clients = [ClientGain(one.local, one.private, one.beta, one.clear, alphas[one.client]) for one in scores]
     attack = _attack_rates(list(tallies.values()), list(mine.values()))
     return Scores(
         central=metric.value(_total([t.central for t in tallies.values()])),
-        local=weighted_gain([score.local for score in scores], weights),
-        private=weighted_gain([private for private, _ in alone], shares) if weighted else None,
-        beta=weighted_gain(gains, shares) if weighted else None,
-        harmed=sum(beta < 0 for beta in gains) if known else None,
-        clearly_harmed=sum(score.clear and (score.beta or 0) < 0 for score in scores) if known else None,
-        ties=sum(beta == 0 for beta in gains) if known else None,
-        worst_tenth=worst_tenth(gains) if known else None,
+        **vars(summarise_gains(clients)),
         attack_central=attack[0],
         attack_local=attack[1],
         clients=scores,
@@ -139,6 +179,8 @@ def _clear(beta: float, tally: ClientTally) -> bool:
 
 
 def _total(tallies: list[Tensor]) -> Tensor:
+    import torch
+
     return torch.stack(tallies).sum(0)
 
 

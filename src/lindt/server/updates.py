@@ -7,32 +7,40 @@ The rules are the same on every engine, and for a Flower app of the user's own (
     w_i     one vector of P float32, all finite, no farther than LONGEST from w^{r-1}
     n_i     a whole number from 1 to MOST_SAMPLES. It is a claim: only WeightedMean and `scoring.weighting = "size"`
             listen to it, and under these one client may outweigh all others
-    buffers of the model's shapes and types, floats within LONGEST, integers within MOST_COUNT
+    buffers of the model's shapes and types, floats within LONGEST, integers within MOST_COUNT; no variance below 0,
+            and no buffer that reaches more than MOST_TIMES what the median client's does
+    report  a gain report is clipped to its bounds; one with NaN is dropped, and the update still counts
     scores  sums that are finite and within LONGEST, an accuracy from 0 to 1, no more wins and losses than
             predictions; a client that sends others is missing from the round's scores
 
 A finite update within LONGEST is taken as it is, denormals too: how far it then moves w is bounded by clipping
-(`environment.privacy.S`) and by the aggregator. Float buffers are averaged without either.
+(`environment.privacy.S`) and by the aggregator. Float buffers are not clipped; `join_buffers` in server/aggregation.py
+joins them. Under a plain mean a client moves them by up to MOST_TIMES / K of the median client's size.
 
-Legend: K clients answering, P parameters.
+Legend: K clients answering, P parameters, F floats in buffers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
-from typing import Final, TypeVar, final
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar, final
 
 import torch
 from torch import Tensor
 
 from lindt.errors import in_short
-from lindt.plan.metrics import Accuracy, MacroF1, MeanOf
-from lindt.protocols import Buffers, ClientTally, Metric, Reply
+from lindt.plan.problem import Accuracy, MacroF1, MeanOf
+from lindt.protocols import PAIRS, Buffers, ClientTally, GainReport, Metric, Paired, Reply
 
 LONGEST: Final = 1e18  # of an update: the squared distance of two such is still a float32
 MOST_SAMPLES: Final = 2**40
 MOST_COUNT: Final = 2**53  # of an integer in a buffer: a client that counts on from there does not overflow
+# Of the median client's size, for a buffer of floats. Honest clients of a skewed federation differ by less than 10;
+# data in units 10 times as large have 100 times the variance.
+MOST_TIMES: Final = 1000.0
+FEWEST_COMPARED: Final = 3  # clients: of two that differ, either may be the honest one
 
 
 MOST_NOTES: Final = 200  # of a method, in one reply
@@ -55,12 +63,23 @@ class Refusal:
 class _ValidUpdates:
     size: int
     buffers: Buffers
+    report: GainReport | None
 
 
 def collect_updates(
-    replies: Iterable[Reply], asked: set[int], round: int, w: Tensor, buffers: Buffers, wanted: int
-) -> tuple[Tensor, Tensor, Buffers, list[int], tuple[Refusal, ...]]:
+    replies: Iterable[Reply],
+    asked: set[int],
+    round: int,
+    w: Tensor,
+    buffers: Buffers,
+    wanted: int,
+    float_buffers: Sequence[tuple[str, int]] = (),
+) -> tuple[Tensor, Tensor, list[Buffers], list[int], tuple[Refusal, ...], dict[int, GainReport]]:
     """The first `wanted` valid updates w_i - w, by client id and not by arrival; the others are refused by name.
+
+    `float_buffers` has the name and size of each part of the buffers' floats; without it they are not compared.
+    The third of what is returned are the buffers of each client whose update was taken, the last their gain reports,
+    where they report.
 
     Each is written where it stays, and no K x P of weights beside them: the server's memory and time are in such
     arrays.
@@ -78,18 +97,21 @@ def collect_updates(
             taken[reply.client] = found
         else:
             refused.append(Refusal(reply.client, found))
+    for client, fault in _buffer_faults(taken, buffers, float_buffers).items():
+        del taken[client]
+        refused.append(Refusal(client, fault))
     answered = sorted(taken)
     sizes_K = torch.tensor([taken[i].size for i in answered])
-    joined = join_buffers([taken[i].buffers for i in answered]) if answered else buffers
     for row, i in enumerate(answered):
         if rows[i] > row:  # move up, to where one was missing
             updates_KP[row].copy_(updates_KP[rows[i]])
     return (
         updates_KP[: len(answered)],
         sizes_K,
-        joined,
+        [taken[i].buffers for i in answered],
         answered,
         tuple(sorted(refused, key=lambda refusal: refusal.client)),
+        {i: report for i in answered if (report := taken[i].report) is not None},
     )
 
 
@@ -148,7 +170,26 @@ def _read(reply: Reply, w: Tensor, buffers: Buffers, update_P: Tensor) -> _Valid
         return f"its update is longer than {LONGEST:g}" if finite else "NaN or infinity among the weights"
     if reply.buffers is None:
         return "there are no buffers"
-    return _misfit(reply.buffers, buffers) or _ValidUpdates(reply.size, reply.buffers)
+    report = None if reply.report is None else clipped_report(reply.report)
+    return _misfit(reply.buffers, buffers) or _ValidUpdates(reply.size, reply.buffers, report)
+
+
+def clipped_report(report: GainReport) -> GainReport | None:
+    """A report within its bounds, or None where a number of it is none: the client's update still counts."""
+    pairs = {name: getattr(report, name) for name in PAIRS}
+    numbers = [value for pair in pairs.values() if pair is not None for value in (pair.mean, pair.square)]
+    numbers += [] if report.first_batch is None else [report.first_batch]
+    if size_fault(report.samples, "number of validation samples") or not all(map(math.isfinite, numbers)):
+        return None
+    first = None if report.first_batch is None else max(-1.0, min(1.0, report.first_batch))
+    clipped: dict[str, Any] = {name: _clipped(pair) for name, pair in pairs.items() if pair}
+    return replace(report, first_batch=first, **clipped)
+
+
+def _clipped(pair: Paired) -> Paired:
+    """d lies in [-1, 1], so the mean square lies between the square of the mean and 1."""
+    mean = max(-1.0, min(1.0, pair.mean))
+    return Paired(mean, max(mean * mean, min(1.0, pair.square)))
 
 
 def _misfit(theirs: Buffers, mine: Buffers) -> str | None:
@@ -162,6 +203,53 @@ def _misfit(theirs: Buffers, mine: Buffers) -> str | None:
     if ((theirs.counts_I > MOST_COUNT) | (theirs.counts_I < -MOST_COUNT)).any():
         return f"a buffer counts beyond {MOST_COUNT}"
     return None
+
+
+def _buffer_faults(
+    taken: Mapping[int, _ValidUpdates], before: Buffers, float_buffers: Sequence[tuple[str, int]]
+) -> dict[int, str]:
+    if not taken or not float_buffers:
+        return {}
+    names, sizes = [name for name, _ in float_buffers], [size for _, size in float_buffers]
+    clients = sorted(taken)
+    floats_KF = torch.stack([taken[i].buffers.floats_F for i in clients])
+    parts, befores = floats_KF.split(sizes, dim=1), before.floats_F.split(sizes)
+    faults = buffer_faults(dict(zip(names, parts, strict=True)), dict(zip(names, befores, strict=True)))
+    return {clients[row]: fault for row, fault in faults.items()}
+
+
+def buffer_faults(floats: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> dict[int, str]:
+    """What is wrong with the buffers of some clients, by row. `floats` has K rows of each, `before` the server's.
+
+    A buffer's size is its largest absolute value. It is held against that of the median client, or of the server's own
+    where that is larger: a client that sends tiny values makes nobody else's too large. A running mean is held against
+    the standard deviation too, as centred data have means near 0. Where all of these are 0 there is no scale.
+    """
+    found: dict[int, str] = {}
+    sizes = {name: values_KF.flatten(1).abs().amax(1) for name, values_KF in floats.items() if values_KF.numel()}
+    scales = {name: _scale(name, sizes_K, before) for name, sizes_K in sizes.items()}
+    for name, sizes_K in sizes.items():
+        if name.endswith("running_var"):
+            least_K = floats[name].flatten(1).amin(1)
+            for row in (least_K < 0).nonzero().flatten().tolist():
+                found.setdefault(
+                    row, f"its buffer {name} holds {float(least_K[row]):.3g}, and a variance is not below 0"
+                )
+        scale = scales[name]
+        if name.endswith("running_mean"):
+            scale = max(scale, math.sqrt(scales.get(name.removesuffix("mean") + "var", 0.0)))
+        if len(sizes_K) < FEWEST_COMPARED or not scale:
+            continue
+        for row in (sizes_K.double() > MOST_TIMES * scale).nonzero().flatten().tolist():
+            reached = f"its buffer {name} reaches {float(sizes_K[row]):.3g}"
+            found.setdefault(row, f"{reached}, more than {MOST_TIMES:g} times the median client's {scale:.3g}")
+    return found
+
+
+def _scale(name: str, sizes_K: Tensor, before: Mapping[str, Tensor]) -> float:
+    kept = before.get(name)
+    own = float(kept.abs().max()) if kept is not None and kept.numel() else 0.0
+    return max(float(sizes_K.median()), own)  # of an even K the lower of the middle two
 
 
 def _kind(values: Tensor) -> str:
@@ -214,11 +302,3 @@ def notes_fault(notes: Mapping[str, float]) -> str | None:
     if any(LONGEST < abs(value) < float("inf") for value in notes.values()):
         return f"a note of more than {LONGEST:g}"
     return None
-
-
-def join_buffers(replies: list[Buffers]) -> Buffers:
-    """The clients' buffers as one: the mean of floats, the maximum of integers."""
-    return Buffers(
-        torch.stack([b.floats_F for b in replies]).mean(0),
-        torch.stack([b.counts_I for b in replies]).amax(0),
-    )

@@ -11,6 +11,7 @@ from typing import Any, Protocol, final
 
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
+from lindt.report.verdict import VALUES, detection_of
 from lindt.runs.play import Event, RoundFollowed, RoundPlayed, RunEnded, RunStarted
 from lindt.runs.schema import DIVERGENCE, SCORES
 
@@ -83,12 +84,30 @@ def round_values(line: Mapping[str, Any]) -> dict[str, float]:
     values = {
         **{f"detection/{name}": line.get(name) for name in (*DIVERGENCE, "count")},
         "detection/recovering": line["recovering"],
+        **{f"detection/{name}": value for name, value in detection_values(line).items()},
         "clients/answered": len(line["answered"]),
         "clients/refused": len(line["refused"]),
         **{_score_name(name): scores.get(name) for name in SCORES},
         **{f"adaptation/{name}": value for name, value in (scores.get("notes") or {}).items()},
     }
     return {name: float(value) for name, value in values.items() if value is not None}
+
+
+def detection_values(told: Mapping[str, Any]) -> dict[str, float | None]:
+    """The test's answers in a line or a summary as numbers: -1 hurts, 0 too early or undecided, 1 helps."""
+    detection = detection_of(told)
+    if detection is None:
+        return {}
+    verdict, effects = detection["verdict"], {name: detection.get(name) for name in ("recovery", "recovered")}
+    return {
+        "verdict": VALUES[verdict["state"]],
+        "since": verdict.get("since"),
+        "gain": verdict.get("gain"),
+        "gain_error": verdict.get("error"),
+        "validation_samples": verdict["samples"],
+        "warning": detection.get("warning"),
+        **{name: VALUES[effect["state"]] for name, effect in effects.items() if effect},
+    }
 
 
 def _score_name(name: str) -> str:
@@ -101,6 +120,7 @@ def end_values(summary: Mapping[str, Any]) -> dict[str, float]:
     values = {f"end/{name}": summary.get(name) for name in names}
     detected = summary.get("detected_at")
     values["end/detected_at"] = detected[0] if detected else None
+    values |= {f"end/{name}": value for name, value in detection_values(summary).items()}
     return {name: float(value) for name, value in values.items() if value is not None}
 
 

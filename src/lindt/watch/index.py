@@ -101,7 +101,8 @@ class RunIndex:
             run = self.run(id)
         except UserError as error:
             return {"run": id, "state": "unreadable", "verdict": self.told(error)}
-        return {**run_row(run, id), "tone": verdict(run).tone}
+        found = verdict(run)
+        return {**run_row(run, id), "tone": found.tone, "headline": found.headline}
 
 
 def _signature(folder: Path) -> object:

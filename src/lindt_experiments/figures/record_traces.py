@@ -26,9 +26,8 @@ from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor
 from lindt.errors import UserError
-from lindt.plan.methods import METHODS
 from lindt.plan.models import Cnn, Model, SmallCnn
-from lindt.plan.plan import Alone, Data, Plan, Scoring, Training
+from lindt.plan.plan import METHODS, Alone, Data, Plan, Scoring, Training
 from lindt.plan.problem import Problem, attackers_of, problem_for
 from lindt.protocols import Engine, Reply, Task
 from lindt.server.federation import begin, play_round

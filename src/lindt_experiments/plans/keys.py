@@ -13,7 +13,7 @@ from lindt.plan.plan import Plan
 
 # Fields that were added after results were kept, with the value at which they change nothing: such a field is left
 # out of the key, so that what was kept stays good.
-ADDED: dict[str, object] = {"alone.stretch": 1.0}
+ADDED: dict[str, object] = {"alone.stretch": 1.0, "detection": {"kind": "delta"}}
 
 
 @cache
@@ -38,6 +38,8 @@ def _settled(tables: Any) -> Any:
     found = {key: dict(table) if isinstance(table, dict) else table for key, table in tables.items()}
     for path, neutral in ADDED.items():
         table, _, field = path.partition(".")
+        if not field and found.get(table) == neutral:
+            del found[table]
         if isinstance(found.get(table), dict) and found[table].get(field) == neutral:
             del found[table][field]
     return found

@@ -11,7 +11,7 @@ from lindt.data.partition import Groups, Roles
 from lindt.data.sources import Text
 from lindt.environment.participation import Sampled
 from lindt.errors import UserError
-from lindt.plan import presets
+from lindt.plan.file import resolve
 from lindt.plan.models import Cnn, Lstm, Model, parameters_of
 from lindt.plan.plan import Alone, Plan, Scoring
 from lindt_experiments.plans.variants import ALONE, Detection, variant
@@ -143,7 +143,7 @@ def plan_for(task: str, world: str, method: str, scale: str, seed: int) -> Plan:
     """The plan of one cell of the evaluation: the task's preset, at a scale, in a world, by a method."""
     check_world(task, world)
     size = size_of(task, scale, world)
-    base = _sized(presets.resolve(f"{task}-nfl", seed=seed), task, size)
+    base = _sized(resolve(f"{task}-nfl", seed=seed), task, size)
     plan = in_world(base, task, world)
     trimmed = plan.environment.threat.share or base.environment.threat.share
     name = f"{task}-{one_name(task, world)}-{method}-{scale}"

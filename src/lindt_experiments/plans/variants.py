@@ -7,12 +7,11 @@ from itertools import product
 from typing import final
 
 from lindt.client.adaptations.base import Initial
-from lindt.client.adaptations.dual import Dual
+from lindt.client.adaptations.dual import Dual, Position, Scale
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
 from lindt.client.adaptations.separate import Separate
-from lindt.client.dual_model import Position, Scale
 from lindt.errors import UserError
-from lindt.plan.methods import METHODS, Method
+from lindt.plan.plan import METHODS, Method
 from lindt.protocols import Stop
 from lindt.server.aggregation import TrimmedMean
 from lindt.server.recovery import EveryoneTreated, OnDetection, Persist, QuietRounds

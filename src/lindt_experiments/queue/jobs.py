@@ -10,6 +10,7 @@ from typing import final
 
 import tomli_w
 
+from lindt.data.sources import SOURCES
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
 from lindt.runs.files import write_whole
@@ -20,6 +21,12 @@ from lindt_experiments.plans.scales import plan_for
 from lindt_experiments.queue.gather import Origin, ended, outcome_of
 from lindt_experiments.queue.work import Work, work_of
 from lindt_experiments.results.outcomes import Outcome, keep
+
+
+def fetch_data(plans: Iterable[Plan]) -> None:
+    """Data that have to be fetched first are said once, not by every run."""
+    for source, test_share, text in {(plan.data.source, plan.data.test_share, plan.data.text) for plan in plans}:
+        SOURCES[source](test_share, 0, text)
 
 
 @final
@@ -33,6 +40,7 @@ class Job:
     group: str  # of runs that share private models
     folder: Path
     work: Work
+    batch: str = ""  # of short runs that one process may play one after the other; by default those of a group
 
     @property
     def name(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, final
 
@@ -14,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lindt_experiments.queue.jobs import Job
-from lindt_experiments.queue.queue import JobEvent
+from lindt_experiments.queue.queue import JobEvent, play_all
 
 
 class ProgressReporter(Protocol):
@@ -98,6 +99,37 @@ def progress_for(console: Console, as_json: bool, jobs: Sequence[Job]) -> Iterat
     )
     with progress:
         yield Bar(console, progress, progress.add_task("all", state=f"0/{len(jobs)} runs"), jobs)
+
+
+@final
+@dataclass(frozen=True)
+class Audience:
+    """Who is told of the runs, and the command that goes on after Ctrl-C."""
+
+    console: Console
+    as_json: bool
+    command: str
+
+
+def play_jobs(jobs: Sequence[Job], at_once: int, together: int, keep: Callable[[Job], None], audience: Audience) -> int:
+    """Play them and `keep` each as it ends; returns how many failed."""
+    failed = 0
+    with progress_for(audience.console, audience.as_json, jobs) as progress:
+        events = play_all(jobs, at_once, together)
+        try:
+            for event in events:
+                if event.happening == "ended":
+                    keep(event.job)
+                failed += event.happening == "failed"
+                progress.report(event)
+        except KeyboardInterrupt:
+            events.close()  # ends the processes
+            hint = f"stopped; what was played is kept: `{audience.command}` goes on from there\n"
+            (sys.stderr if audience.as_json else sys.stdout).write(hint)
+            sys.exit(130)
+        finally:
+            events.close()
+    return failed
 
 
 def say_json(line: dict[str, object]) -> None:

@@ -132,7 +132,11 @@ def play_all(jobs: Sequence[Job], at_once: int, together: int = 1) -> Generator[
 
 
 def _next(pending: Sequence[Job], players: Iterable[WorkerProcess], together: int) -> list[Job]:
-    """The next job that may start, with others of its group that the same process plays after it."""
+    """The next job that may start, with others of its batch that the same process plays after it."""
     training = {worker.group for worker in players if worker.alone}
     free = [job for job in pending if job.group not in training and not job.busy()]
-    return [job for job in free if job.group == free[0].group][:together] if free else []
+    return [job for job in free if _batch(job) == _batch(free[0])][:together] if free else []
+
+
+def _batch(job: Job) -> str:
+    return job.batch or job.group

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from lindt.errors import UserError
-from lindt.plan import presets
+from lindt.plan.file import resolve
 from lindt.resources import keep_memory
 from lindt.runs.play import PrivateModelTrained, RoundPlayed, RunEnded, RunStarted, cache_folder, run_plan
 
@@ -22,7 +22,7 @@ def play(plan: Path, folder: Path) -> None:
     # A run that exists goes on by its own plan: it may have been begun under another cell's name.
     begun = (folder / "plan.toml").exists()
     events = run_plan(
-        None if begun else presets.resolve(str(plan)), folder, resume=True, engine="inprocess", cache=cache_folder()
+        None if begun else resolve(str(plan)), folder, resume=True, engine="inprocess", cache=cache_folder()
     )
     for event in events:
         if isinstance(event, RunStarted):

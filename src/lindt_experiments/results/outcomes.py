@@ -86,7 +86,7 @@ def keep(folder: Path, outcome: Outcome) -> None:
     """Add the outcome, or put it in the place of the same cell's line; the file is replaced whole, sorted."""
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, outcome.scale)
-    with _alone(folder):
+    with locked(folder):
         lines = {_cell(table, where): text for where, text, table in _tables(path)}
         lines[outcome.cell] = _line(outcome)
         write_whole(path, "".join(f"{lines[cell]}\n" for cell in sorted(lines)).encode())
@@ -106,7 +106,7 @@ def path_of(folder: Path, scale: str) -> Path:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """One writer at a time; the lock is on the folder itself and goes with the process."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -119,16 +119,16 @@ def _alone(folder: Path) -> Iterator[None]:
 def _line(outcome: Outcome) -> str:
     table = {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome)}
     table["flag"] = _spans(outcome.flag)
-    return json.dumps(_rounded(table), allow_nan=False, separators=(",", ":"))
+    return json.dumps(rounded(table), allow_nan=False, separators=(",", ":"))
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any, digits: int = 5) -> Any:
     """Five significant digits: far below the spread over seeds, and a 500-round line stays small."""
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else value
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else value
     if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, tuple | list) else value
+        return {key: rounded(item, digits) for key, item in value.items()}
+    return [rounded(item, digits) for item in value] if isinstance(value, tuple | list) else value
 
 
 def _spans(flags: tuple[bool, ...]) -> list[list[int]]:
@@ -151,7 +151,7 @@ def _cell(table: Any, where: str) -> Cell:
     if not isinstance(table, dict):
         raise UserError(f"{where}: not the fields of an outcome (no table); use the lindt that wrote it")
     names, seed = [str(table.get(name)) for name in ("task", "world", "method")], table.get("seed")
-    return names[0], names[1], names[2], _checked(int, seed, f"{where}, seed")
+    return names[0], names[1], names[2], checked(int, seed, f"{where}, seed")
 
 
 def _read(path: Path) -> Iterator[Outcome]:
@@ -168,10 +168,10 @@ def _outcome(table: Any, where: str) -> Outcome:
         odd = sorted(set(names) ^ set(table)) if isinstance(table, dict) else "no table"
         raise UserError(f"{where}: not the fields of an outcome ({odd}); use the lindt that wrote it")
     hints = typing.get_type_hints(Outcome)
-    spans = _checked(tuple[tuple[int, int], ...], table["flag"], f"{where}, flag")
-    rounds = range(1, len(_checked(hints["delta"], table["delta"], f"{where}, delta")) + 1)
+    spans = checked(tuple[tuple[int, int], ...], table["flag"], f"{where}, flag")
+    rounds = range(1, len(checked(hints["delta"], table["delta"], f"{where}, delta")) + 1)
     table = table | {"flag": [any(first <= round <= last for first, last in spans) for round in rounds]}
-    outcome = Outcome(**{name: _checked(hints[name], table[name], f"{where}, {name}") for name in names})
+    outcome = Outcome(**{name: checked(hints[name], table[name], f"{where}, {name}") for name in names})
     for wanted, curves in ((outcome.rounds, ROUND_BY_ROUND), (len(outcome.scored), SCORED)):
         for name in curves:
             if len(getattr(outcome, name)) != wanted:
@@ -179,17 +179,17 @@ def _outcome(table: Any, where: str) -> Outcome:
     return outcome
 
 
-def _checked(hint: Any, value: Any, where: str) -> Any:
+def checked(hint: Any, value: Any, where: str) -> Any:
     """The value as the type asks, or an error that names the field."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
-        return None if value is None else _checked(arguments[0], value, where)
+        return None if value is None else checked(arguments[0], value, where)
     if origin is tuple and isinstance(value, list):
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else list(arguments)
         if len(kinds) == len(value):
-            return tuple(_checked(kind, item, where) for kind, item in zip(kinds, value, strict=True))
+            return tuple(checked(kind, item, where) for kind, item in zip(kinds, value, strict=True))
     if origin is dict and isinstance(value, dict):
-        return {key: _checked(arguments[1], item, where) for key, item in value.items()}
+        return {key: checked(arguments[1], item, where) for key, item in value.items()}
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:

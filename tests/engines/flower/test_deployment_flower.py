@@ -20,8 +20,7 @@ from worlds import tiny_runtime
 
 from lindt.engines.flower.superlink import environment, free_port
 from lindt.plan.file import to_dict
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.plan.plan import METHODS, Alone, Plan, Scoring
 from lindt.runs.play import run_plan
 from lindt.runs.store import Store
 
@@ -142,7 +141,8 @@ def test_faults_cost_answers_and_never_the_run(deployment: Any, tmp_path: Path) 
 
     out = tmp_path / "run"
     words = ["--task", "node_task:problem", "--deadline", "45", "--rounds", "9"]
-    sets = ["environment.participation.rate=1.0", "method.recovery.epsilon=1e-6", "method.recovery.patience=0",
+    sets = ["environment.participation.rate=1.0", "detection=delta", "method=runtime",
+            "method.recovery.epsilon=1e-6", "method.recovery.patience=0",
             "scoring.every=100", "scoring.last=1", "alone.private=false"]  # fmt: skip
     words += [word for assignment in sets for word in ("--set", assignment)]
     run = start(deployment, out, *words)

@@ -20,20 +20,19 @@ from worlds import tiny_runtime
 
 from lindt.client.private_store import FolderStore
 from lindt.engines.flower.apps import FAILURE, client_app, serve
+from lindt.engines.flower.claims import Holder
 from lindt.engines.flower.engine import Flower, Timeouts
 from lindt.engines.flower.node import held_by
 from lindt.engines.flower.nodes import NodeRecord
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
-from lindt.plan.methods import METHODS
 from lindt.plan.models import Linear
-from lindt.plan.plan import Alone, Plan
+from lindt.plan.plan import METHODS, Alone, Plan
 from lindt.plan.problem import problem_for
 from lindt.protocols import Task
-from lindt.runs.checkpoint import load_checkpoint
 from lindt.runs.play import RoundFollowed, RunEnded, run_plan
-from lindt.runs.store import Store
+from lindt.runs.store import Store, load_checkpoint
 from lindt.runs.summary import about_run
 from lindt.server.federation import begin
 
@@ -54,19 +53,24 @@ def quick(rounds: int = 1) -> Plan:
     return replace(five("fedavg"), model=Linear(), rounds=rounds)
 
 
-def grid_for(plan: Plan, tmp_path: Path, run: str, spoil: Spoil | None = None) -> Loopback:
-    nodes = {id: {"clients": held, "private": str(tmp_path / f"node-{id}")} for id, held in NODES.items()}
+def grid_for(
+    plan: Plan, tmp_path: Path, run: str, spoil: Spoil | None = None, connected: dict[int, str] | None = None
+) -> Loopback:
+    held_by_node = NODES if connected is None else connected
+    nodes = {id: {"clients": held, "private": str(tmp_path / f"node-{id}")} for id, held in held_by_node.items()}
     config = {"plan": json.dumps(to_dict(plan)), "run": run, "task": ""}
     return Loopback(client_app, nodes, config, spoil or (lambda task, reply: reply))
 
 
-def play(plan: Plan, tmp_path: Path, spoil: Spoil | None = None, **config: Any) -> tuple[Store, Loopback]:
+def play(
+    plan: Plan, tmp_path: Path, spoil: Spoil | None = None, connected: dict[int, str] | None = None, **config: Any
+) -> tuple[Store, Loopback]:
     """The ServerApp on a run's folder, as the command line would have made it."""
     folder = tmp_path / "run"
     if not (folder / "plan.toml").exists():
-        Store.create(folder, plan, about_run(plan, problem_for(plan), None))
+        Store.create(folder, plan, about_run(plan, problem_for(plan), None, config.get("noise", "plan")))
     store = Store.open(folder)
-    grid = grid_for(plan, tmp_path, store.run, spoil)
+    grid = grid_for(plan, tmp_path, store.run, spoil, connected)
     given = {
         "folder": str(folder),
         "task": "",
@@ -461,6 +465,7 @@ def test_a_node_refuses_clients_it_does_not_hold_and_runs_it_is_not_in(tmp_path:
     engine = Flower(grid, plan, problem_for(plan), Timeouts(0.5, 5))
     engine.available()
     engine.registry.known = {42: NodeRecord(frozenset({0, 4}), "")}
+    engine.registry.claims.holders[0] = Holder(42, "")
     tasks = [Task("train", run, i, 1, state.w, state.buffers, False) for run, i in (("ab", 0), ("ab", 4), ("ab", 5))]
     found = {reply.client: reply.fault for reply in engine.dispatch(tasks)}
     assert found[4] is None
@@ -485,15 +490,37 @@ def test_noise_from_the_system_differs_between_runs_and_is_kept_in_the_checkpoin
         assert file.is_dir() or str(secret) not in file.read_text()
 
 
-def test_a_run_with_a_secret_is_resumed_with_the_same(tmp_path: Path) -> None:
+def test_a_run_with_a_secret_is_resumed_with_the_same_clients_and_other_noise(tmp_path: Path) -> None:
+    """The noise of a round that is played again must not be that of its first attempt: others may have answered."""
     plan = quick(4)
     store, _ = play(plan, tmp_path, noise="system")
-    whole, w = store.rounds(), store.state().w
+    whole, w, first = store.rounds(), store.state().w, store.summary()["privacy"]
     (store.folder / "summary.json").unlink()
     (store.folder / "checkpoint/round-000004.safetensors").unlink()
     again, _ = play(plan, tmp_path, noise="system")
-    assert again.rounds() == whole
-    assert torch.equal(again.state().w, w)
+    assert [line["asked"] for line in again.rounds()] == [line["asked"] for line in whole]
+    assert again.rounds()[:3] == whole[:3]
+    assert not torch.equal(again.state().w, w)
+    found = again.summary()["privacy"]
+    assert found["epsilon"] > first["epsilon"]  # the round may have been released twice
+    assert "for each of 1 restart" in found["words"]
+    assert "the operating system's cryptographic generator" in found["words"]
+
+
+def test_a_run_goes_on_with_the_noise_that_it_was_begun_with(tmp_path: Path) -> None:
+    plan = quick(2)
+    store, _ = play(plan, tmp_path)
+    (store.folder / "summary.json").unlink()
+    with pytest.raises(UserError, match="was begun with --noise plan"):
+        play(plan, tmp_path, noise="system")
+    play(plan, tmp_path)
+
+
+def test_a_round_says_how_many_of_the_clients_were_connected(tmp_path: Path) -> None:
+    store, _ = play(quick(2), tmp_path / "few", connected={42: "4,5"}, gather=0.3)
+    assert [line["reachable"] for line in store.rounds()] == [2, 2]
+    store, _ = play(quick(1), tmp_path / "all")
+    assert "reachable" not in store.rounds()[0]
 
 
 def test_the_command_follows_the_store(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from worlds import tiny_runtime
 
 from lindt.engines.flower.superlink import environment
 from lindt.plan.file import to_dict
-from lindt.plan.methods import METHODS
-from lindt.plan.plan import Alone, Plan
+from lindt.plan.plan import METHODS, Alone, Plan
 from lindt.runs.play import run_plan
 from lindt.runs.store import Store
 

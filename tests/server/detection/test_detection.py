@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from lindt.errors import PlanError, UserError
 from lindt.protocols import Divergence, Statistic
 from lindt.server.detection.detector import Detector, flat
-from lindt.server.detection.divergence import delta_of, divergence, measure
-from lindt.server.detection.rules import Rule, is_negative
+from lindt.server.detection.divergence import Rule, delta_of, divergence, is_negative, measure
 
 ORIGIN = torch.zeros(2)
 TWO = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
@@ -159,23 +158,23 @@ class TestDetector:
         clients, new_global, noise = self.forms()[form]
         verdict = Detector(epsilon=0.1, patience=0).observe(clients, new_global)
         assert (verdict.w_div, verdict.delta, verdict.count, verdict.negative) == (2.5, 2.5, 1, True)
-        assert Detector().observe(clients, new_global, noise).delta == 1.5
+        assert Detector(0.1).observe(clients, new_global, noise).delta == 1.5
 
     def test_read_only_arrays_as_a_network_delivers_them(self) -> None:
         client = np.frombuffer(np.array([3.0, 4.0], dtype=np.float32).tobytes(), dtype=np.float32)
         assert not client.flags.writeable
-        assert Detector().observe([client], np.zeros(2)).w_div == 5.0
+        assert Detector(0.1).observe([client], np.zeros(2)).w_div == 5.0
 
     def test_a_modules_own_state_dict(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         w = model.state_dict()
         other = {name: tensor + 1 for name, tensor in w.items()}  # the counter and the statistics too
         # 4 + 2 of the linear layer, 2 + 2 of the norm's own weights: what BatchNorm measured is no part of w.
-        assert Detector().observe([other], w).w_div == pytest.approx(math.sqrt(4 + 2 + 2 + 2), rel=1e-6)
+        assert Detector(0.1).observe([other], w).w_div == pytest.approx(math.sqrt(4 + 2 + 2 + 2), rel=1e-6)
 
     def test_state_dicts_in_another_order_are_the_same_weights(self) -> None:
         w = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)).state_dict()
-        assert Detector().observe([dict(reversed(w.items())), w], w).w_div == 0.0
+        assert Detector(0.1).observe([dict(reversed(w.items())), w], w).w_div == 0.0
 
     def test_counts_rounds_and_stays_negative_once_found(self) -> None:
         detector = Detector(epsilon=1.0, patience=2)
@@ -242,18 +241,18 @@ class TestTiedWeights:
     def test_a_tied_tensor_counts_once(self) -> None:
         clients, new = [Tied() for _ in range(3)], Tied()
         vectors = [torch.cat([p.detach().flatten() for p in model.parameters()]) for model in (*clients, new)]
-        expected = Detector().observe(vectors[:3], vectors[3]).delta
+        expected = Detector(0.1).observe(vectors[:3], vectors[3]).delta
         states: list[Any] = [model.state_dict() for model in (*clients, new)]
-        assert Detector().observe(states[:3], states[3]).delta == pytest.approx(expected)
+        assert Detector(0.1).observe(states[:3], states[3]).delta == pytest.approx(expected)
         lists = [list(model.parameters()) for model in (*clients, new)]
-        assert Detector().observe(lists[:3], lists[3]).delta == pytest.approx(expected)
+        assert Detector(0.1).observe(lists[:3], lists[3]).delta == pytest.approx(expected)
         # An average is made of new tensors: that they are tied shows in the clients' state dicts.
-        assert Detector().observe(states[:3], copied(new)).delta == pytest.approx(expected)
-        assert Detector().observe([copied(model) for model in clients], states[3]).delta == pytest.approx(expected)
+        assert Detector(0.1).observe(states[:3], copied(new)).delta == pytest.approx(expected)
+        assert Detector(0.1).observe([copied(model) for model in clients], states[3]).delta == pytest.approx(expected)
         noise = {name: torch.zeros_like(tensor) for name, tensor in states[3].items()}
-        assert Detector().observe(states[:3], states[3], noise).delta == pytest.approx(expected)
+        assert Detector(0.1).observe(states[:3], states[3], noise).delta == pytest.approx(expected)
 
     def test_two_names_of_one_tensor_that_differ_elsewhere_are_two_weights(self) -> None:
         zero = torch.zeros(2)
-        verdict = Detector().observe([{"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([0.0, 4.0])}], {"a": zero, "b": zero})  # fmt: skip  # noqa: E501
+        verdict = Detector(0.1).observe([{"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([0.0, 4.0])}], {"a": zero, "b": zero})  # fmt: skip  # noqa: E501
         assert verdict.delta == pytest.approx(5.0)

@@ -11,7 +11,7 @@ def own(context: Context, split: str):
     return load_data(context.node_config["partition-id"], context.node_config["num-partitions"], split)
 
 
-app = ClientApp(mods=[LindtMod(model=lambda _: Net(), data=own, optimizer=sgd, points=["hidden"], private_epochs=20)])
+app = ClientApp(mods=[LindtMod(model=lambda _: Net(), data=own, optimizer=sgd, points=["hidden"])])
 
 
 @app.train()

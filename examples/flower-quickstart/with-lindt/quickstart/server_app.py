@@ -19,5 +19,5 @@ def main(grid: Grid, context: Context) -> None:
     torch.manual_seed(0)
     random.seed(0)  # Flower draws the clients of a round with it
     arrays = ArrayRecord(Net().state_dict())
-    strategy = NFLDetector(FedAvg(fraction_train=config["fraction-train"]), epsilon=0.4, patience=5)
+    strategy = NFLDetector(FedAvg(fraction_train=config["fraction-train"]))
     strategy.start(grid, arrays, num_rounds=config["num-server-rounds"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lindt.client.adaptations.base import Initial, global_step, initial_private, require_choice
-from lindt.client.sgd import GradientStep, Thin, recording_key, sgd_step
+from lindt.client.training import GradientStep, recording_key, sgd_step
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method
@@ -78,8 +78,7 @@ class Apfl:
             moved = True
             loss = mixed_loss(*batch)
             grads_w = torch.autograd.grad(loss, w, retain_graph=True, allow_unused=True)
-            (stepped,) = sgd_step(loss, ctx.rate, ctx.max_norm, v)
-            grads_v = [g.dense() if isinstance(g, Thin) else g for g in stepped]
+            (grads_v,) = sgd_step(loss, ctx.rate, ctx.max_norm, v)
             private.alpha.copy_(_next_alpha(private.alpha, w, v, grads_w, grads_v, ctx.rate))
             ctx.notes["alpha"] = float(private.alpha)
 

@@ -9,8 +9,8 @@ from typing import Literal, final, get_args
 
 from torch import Tensor, nn
 
-from lindt.client.sgd import Gradient, GradientStep, recording_key
-from lindt.client.sgd import sgd_step as sgd_step
+from lindt.client.training import GradientStep, recording_key
+from lindt.client.training import sgd_step as sgd_step
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method
@@ -24,7 +24,7 @@ def gradient_step(
     named: Hashable,
     loss: Callable[[Tensor, Tensor], Tensor],
     *sides: tuple[nn.Module, list[nn.Parameter]],
-) -> Callable[[Batch], list[list[Gradient | None]]]:
+) -> Callable[[Batch], list[list[Tensor | None]]]:
     """How a client steps down the loss of its batches for one round, by `Descent` or with the user's optimizer.
 
     A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings.
@@ -38,7 +38,7 @@ def gradient_step(
         return lambda batch: down(batch, ctx.rate, ctx.max_norm)
     optimizers = [ctx.optimizer(group) for group in groups]
 
-    def step(batch: Batch) -> list[list[Gradient | None]]:
+    def step(batch: Batch) -> list[list[Tensor | None]]:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss(*batch).backward()

@@ -13,6 +13,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from lindt.engines.flower.claims import Claims
 from lindt.engines.flower.engine import Flower, Timeouts
 from lindt.engines.flower.node import answer, identify
 from lindt.errors import UserError
@@ -33,13 +34,24 @@ def serve(grid: Grid, context: Context) -> None:
     folder = Path(str(config["folder"]))
     patience = Timeouts(*(float(str(config[name])) for name in ("deadline", "gather", "comeback")))
 
+    deployment = "simulated-private" not in config
+
     def make_engine(plan: Plan, problem: Problem) -> Flower:
-        return Flower(grid, plan, problem, patience)
+        # A simulation's nodes are this machine, with other ids at each start.
+        claims = Claims.open(folder, str(config["run"])) if deployment else None
+        return Flower(grid, plan, problem, patience, claims)
 
     secret, task = config["noise"] == "system", str(config["task"]) or None
     try:
         for _ in run_plan(
-            None, folder, task=task, resume=True, engine="flower", make_engine=make_engine, secret=secret
+            None,
+            folder,
+            task=task,
+            resume=True,
+            engine="flower",
+            make_engine=make_engine,
+            secret=secret,
+            deployment=deployment,
         ):
             pass
     except BaseException as error:

@@ -1,7 +1,8 @@
 """The engine for more than one machine: tasks travel through Flower's Grid as Messages, replies come back.
 
 Rounds, sampling, clipping, noise, detection and recovery stay ours (server/federation.py, inside the ServerApp); the
-Grid only carries. Clients live on nodes; each node says which clients it holds when it is first met.
+Grid only carries. Clients live on nodes; each node says which clients it holds when it is first met, and is given those
+that no other node has held (claims.py).
 
 Limits: a round is closed by its deadline or by the last answer, also where `over_select` asked more than K. The
 clients of one node answer together, with its slowest. Messages that a dead node had already taken are lost; its clients
@@ -21,6 +22,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from lindt.engines.flower.claims import Claims
 from lindt.engines.flower.nodes import NodeRegistry, ReplyPoller
 from lindt.engines.flower.wire import EngineSession, pack_tasks, unpack_replies
 from lindt.engines.messages import ScoreFormat, failed
@@ -76,13 +78,21 @@ class PendingMessage:
 class Flower:
     """Engine over a Grid."""
 
-    def __init__(self, grid: Grid, plan: Plan, problem: Problem, patience: Timeouts | None = None) -> None:
+    def __init__(
+        self,
+        grid: Grid,
+        plan: Plan,
+        problem: Problem,
+        patience: Timeouts | None = None,
+        claims: Claims | None = None,
+    ) -> None:
         self._grid, self._pulls, self._patience = grid, ReplyPoller(grid), patience or Timeouts()
         self._session = EngineSession(secrets.token_hex(16))
         self._clients = len(problem.data)
         self._parameters = read_w(first_model(problem, plan)).numel()
         self._expected = ScoreFormat.of(plan, problem)
-        self.registry = NodeRegistry(grid, self._pulls, self._send, self._clients, self._parameters)
+        held = claims if claims is not None else Claims()
+        self.registry = NodeRegistry(grid, self._pulls, self._send, self._clients, self._parameters, held)
         self._gathered = False
 
     def forget_after(self, round: int) -> None:
@@ -93,15 +103,18 @@ class Flower:
         """Nodes belong to whoever started them."""
 
     def available(self) -> Sequence[int]:
-        """Everyone who can be asked now. Waits for all at first, later only where there is nobody at all, or for
-        those who went away less than `comeback` ago."""
+        """Everyone who can be asked now. Waits at first for all clients, and for the answer of every node that is
+        there; later only where there is nobody at all, or for those who went away less than `comeback` ago."""
         wanted = 1 if self._gathered else self._clients
         seconds = self._patience.deadline if self._gathered else self._patience.gather
         for _ in self._looks(seconds):
             self.registry.look()
             missed = self.registry.missed(self._patience.comeback) if self._gathered else 0
-            if len(self.registry.nodes()) >= (missed or wanted):
+            heard = self._gathered or not self.registry.unheard
+            if len(self.registry.nodes()) >= (missed or wanted) and heard:
                 break
+        if not self._gathered:
+            self._settle()
         if not self._gathered and not self.registry.nodes():
             why = "; ".join(f"node {node}: {said}" for node, said in self.registry.said.items())
             raise UserError(
@@ -110,6 +123,16 @@ class Flower:
             )
         self._gathered = True
         return sorted(self.registry.nodes())
+
+    def _settle(self) -> None:
+        claims = self.registry.claims
+        claims.settle()
+        if claims.contested:
+            clients, nodes = sorted(claims.contested), sorted(set().union(*claims.contested.values()))
+            raise UserError(
+                f"clients {', '.join(map(str, clients))} are claimed by nodes {', '.join(map(str, nodes))}, each by "
+                "more than one; stop the wrong node, or name the right ones with --nodes, then go on with --resume"
+            )
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterator[Reply]:
         """Replies as they come, until all are there or the deadline has passed. A node's clients share a message."""

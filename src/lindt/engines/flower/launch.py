@@ -19,11 +19,13 @@ from typing import Any, Final, final
 
 import tomli_w
 
+from lindt.engines.flower.claims import Claims, operator_list
 from lindt.engines.flower.superlink import SuperLink, connected, simulating
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
-from lindt.runs.play import Event, RoundFollowed, RunEnded, RunStarted, open_run
+from lindt.runs.exclusions import require_updates
+from lindt.runs.play import NOTHING_TO_WITHHOLD, Event, RoundFollowed, RunEnded, RunStarted, open_run
 from lindt.runs.store import Store
 
 FAILURE: Final = "failure.txt"  # written by the ServerApp into the run's folder
@@ -43,12 +45,18 @@ class FlowerOptions:
     deadline: float = 600.0
     gather: float = 120.0
     comeback: float = 0.0
+    nodes: Path | None = None  # the operator's list: the clients of each node
+    withhold: bool = False  # keep out of the run's folder who took part
 
     def __post_init__(self) -> None:
         if self.noise not in (None, "plan", "system"):
             raise UserError(f"--noise {self.noise}: choose among plan, system")
         if self.deadline <= 0 or self.gather < 0 or self.comeback < 0:
             raise UserError("--deadline, --gather and --comeback: give seconds, above 0 and 0 or more")
+        if self.nodes is not None and self.superlink is None:
+            raise UserError("--nodes goes with --superlink; a simulation makes its own nodes")
+        if self.withhold and (self.superlink is None or self.drawn_from != "system"):
+            raise UserError(NOTHING_TO_WITHHOLD)
         if self.superlink is None and find_spec("flwr") and find_spec("ray") is None:
             raise UserError(
                 "--engine flower: its simulation needs Ray; pip install 'lindt[flower-simulation]', "
@@ -69,15 +77,29 @@ def run_on_flower(
     resume: bool = False,
     device: str = "cpu",
     cache: Path | None = None,
+    preflight: bool = True,
 ) -> Iterator[Event]:
     """`run_plan`, played elsewhere: the same folder, the same events, but what clients learn alone is not seen."""
-    opened = open_run(plan, folder, task=task, resume=resume, engine="flower", device=device)
+    opened = open_run(
+        plan,
+        folder,
+        task=task,
+        resume=resume,
+        engine="flower",
+        device=device,
+        noise=flower.drawn_from,
+        withhold=flower.withhold,
+        preflight=preflight,
+        deployment=flower.superlink is not None,
+    )
     if isinstance(opened, RunEnded):
         yield opened
         return
     store, plan, problem = opened.store, opened.plan, opened.problem
     (store.folder / FAILURE).unlink(missing_ok=True)
     with store.locked():
+        if flower.nodes is not None:
+            Claims.open(store.folder, store.run).name(operator_list(flower.nodes, len(problem.data)))
         state = store.resume()  # as the ServerApp will find it, with later lines cut off
     played, N = state.round if state else 0, len(problem.data)
     yield RunStarted(store, plan, N, played)
@@ -148,6 +170,7 @@ def _follow(store: Store, superlink: SuperLink, run: str, played: int) -> Iterat
             heard = time.monotonic()
             yield RoundFollowed(line)
         if ended:
+            require_updates(store.rounds())
             yield RunEnded(store, store.summary())
             return
         failure = store.folder / FAILURE

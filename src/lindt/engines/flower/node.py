@@ -26,6 +26,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore import log
 
 from lindt.client.private_store import meet_session
+from lindt.engines.flower.identity import proof
 from lindt.engines.flower.wire import EngineSession, pack_replies, unpack_tasks
 from lindt.engines.inprocess import InProcess
 from lindt.engines.messages import failed
@@ -88,12 +89,15 @@ def identify(message: Message, context: Context) -> Message:
     strangers = [i for i in node.held if not 0 <= i < clients]
     if strangers:
         raise UserError(f"clients {strangers} are none of the {clients} of this federation, 0 to {clients - 1}")
-    about = {
+    about: dict[str, Any] = {
         "held": node.held,
         "clients": clients,
         "parameters": read_w(engine.clients[0].worker.shared).numel(),
         "life": _incarnation(context),
     }
+    if node.private != str(context.run_config.get("simulated-private", "")):
+        challenge = dict(message.content.config_records.get("greeting", {})).get("challenge")
+        about |= proof(Path(node.private), context.node_id, challenge)
     return Message(RecordDict({"clients": ConfigRecord({"about": json.dumps(about)})}), reply_to=message)
 
 
@@ -139,7 +143,7 @@ def _loaded(plan: str, task: str, run: str, private: str, cache: str, device: st
         import_task(task)  # the plan may name components that the user's module registers
     parsed = from_dict(json.loads(plan))
     problem = load_task(task) if task else problem_for(parsed)
-    return InProcess(parsed, problem, run=run, folder=Path(private), cache=Path(cache), device=device)
+    return InProcess(parsed, problem, run=run, folder=Path(private), cache=Path(cache), device=device, far_away=True)
 
 
 def _engine(node: Node) -> InProcess:

@@ -1,4 +1,6 @@
-"""Which node holds which clients, whether it is still the one that was given a task, and its answers.
+"""Which nodes are there, whether one is still the one that was given a task, and its answers.
+
+A node says which clients it holds; claims.py decides whether they are its own.
 
 A SuperNode forgets the messages it has taken when it is killed, and with a registered key it comes back under its old
 id. So each node has a life: a word in Flower's own client state, lost with the process. Flower's Grid announces an
@@ -13,11 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from logging import WARNING
 from threading import Thread
 from typing import Final, final
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore import log
+
+from lindt.engines.flower.claims import Claims
+from lindt.engines.flower.identity import new_challenge, proven_key
 
 PULL_WAIT = 1.0  # seconds
 
@@ -66,28 +73,44 @@ Send = Callable[[RecordDict, str, int, int], str | None]
 @final
 @dataclass(frozen=True)
 class NodeRecord:
-    """What a node said of itself."""
+    """The clients that are a node's own, and what it said of itself."""
 
     clients: frozenset[int]
     incarnation: str
 
 
 @final
+@dataclass(frozen=True)
+class Greeting:
+    """A node that was asked who it is, and what it has to sign."""
+
+    node: int
+    challenge: str
+
+
+@final
 class NodeRegistry:
     """`said` tells, by node, what is wrong with the nodes that cannot take part."""
 
-    def __init__(self, grid: Grid, pulls: ReplyPoller, send: Send, clients: int, parameters: int) -> None:
-        self._grid, self._pulls, self._send = grid, pulls, send
+    def __init__(
+        self, grid: Grid, pulls: ReplyPoller, send: Send, clients: int, parameters: int, claims: Claims
+    ) -> None:
+        self._grid, self._pulls, self._send, self.claims = grid, pulls, send, claims
         self._clients, self._parameters = clients, parameters
         self.known: dict[int, NodeRecord] = {}  # by node, in the order they were met
         self.said: dict[int, str] = {}
-        self._greeted: dict[str, int] = {}  # greetings without an answer yet: message and node
+        self._greeted: dict[str, Greeting] = {}  # those without an answer yet, by message
         self._when: dict[int, float] = {}  # a node was last greeted
+        self.unheard: set[int] = set()  # nodes that are there and have not said yet who they are
         self._most, self._whole = 0, 0.0  # clients met at once, and when so many were last seen
 
     def nodes(self) -> dict[int, int]:
-        """The node of each client; where two claim the same, the one met last: a restarted node has a new name."""
-        return {client: node for node, known in self.known.items() for client in known.clients}
+        """The node of each client, for the clients whose node is there."""
+        return {
+            client: holder.node
+            for client, holder in self.claims.holders.items()
+            if holder.node in self.known and client in self.known[holder.node].clients
+        }
 
     def missed(self, seconds: float) -> int:
         """How many clients there were when most were there, if that is no longer ago; 0 else."""
@@ -100,30 +123,34 @@ class NodeRegistry:
     def forget(self, node: int) -> None:
         """It is greeted anew when it is there."""
         self.known.pop(node, None)
-        self._greeted = {message: greeted for message, greeted in self._greeted.items() if greeted != node}
+        self._greeted = {message: greeting for message, greeting in self._greeted.items() if greeting.node != node}
 
     def identify(self, node: int) -> None:
-        message = self._send(RecordDict({"greeting": ConfigRecord({})}), GREETING, node, 0)
+        challenge = new_challenge()
+        message = self._send(RecordDict({"greeting": ConfigRecord({"challenge": challenge})}), GREETING, node, 0)
         if message:
-            self._greeted[message], self._when[node] = node, time.monotonic()
+            self._greeted[message], self._when[node] = Greeting(node, challenge), time.monotonic()
 
     def look(self) -> None:
         """Greet nodes that are new, hear those greeted before, forget those that are gone."""
         there = set(self._grid.get_node_ids())
         self.known = {node: known for node, known in self.known.items() if node in there}
         self.said = {node: said for node, said in self.said.items() if node in there}
-        self._greeted = {message: node for message, node in self._greeted.items() if node in there}
-        awaited = {node for node in self._greeted.values() if time.monotonic() < self._when[node] + AGAIN}
+        self._greeted = {message: greeting for message, greeting in self._greeted.items() if greeting.node in there}
+        greeted = {greeting.node for greeting in self._greeted.values()}
+        awaited = {node for node in greeted if time.monotonic() < self._when[node] + AGAIN}
         for node in sorted(there - {*self.known, *awaited, *self.said}):
             self.identify(node)
-        for message, node in list(self._greeted.items()):
+        for message, greeting in list(self._greeted.items()):
             for answer in self._pulls.look(message):
                 del self._greeted[message]
-                self._hear(node, answer)
+                self._hear(greeting, answer)
+        self.unheard = there - self.known.keys() - self.said.keys()
         if len(self.nodes()) >= self._most:
             self._most, self._whole = len(self.nodes()), time.monotonic()
 
-    def _hear(self, node: int, answer: Message) -> None:
+    def _hear(self, greeting: Greeting, answer: Message) -> None:
+        node = greeting.node
         try:
             if answer.has_error():
                 raise ValueError(answer.error.reason)
@@ -136,6 +163,14 @@ class NodeRegistry:
                 )
             if not all(type(i) is int and 0 <= i < self._clients for i in clients):
                 raise ValueError(f"holds clients that are none of 0 to {self._clients - 1}")
-            self.known[node] = NodeRecord(clients, str(about.get("life", ""))[:100])
+            granted = self.claims.claim(node, proven_key(about, node, greeting.challenge), clients)
+            if clients - granted:
+                refused = (
+                    f"claims clients {', '.join(map(str, sorted(clients - granted)))}, which other nodes hold or claim"
+                )
+                log(WARNING, "lindt: node %s %s; refused. The operator can name the nodes with --nodes", node, refused)
+                if not granted:
+                    raise ValueError(f"{refused}; the operator can name it with --nodes")
+            self.known[node] = NodeRecord(granted, str(about.get("life", ""))[:100])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             self.said[node] = " ".join(str(error).split())[:300]

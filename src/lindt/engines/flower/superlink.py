@@ -119,15 +119,37 @@ def simulating(home: Path, log: Path, nodes: int) -> Iterator[SuperLink]:
         "--disable-runtime-dependency-installation",
     ]
     env = environment(home)
-    with log.open("ab") as said:
-        # In a session of its own: Ctrl-C is for us, and what it starts can be ended with it.
-        process = subprocess.Popen(command, env=env, stdout=said, stderr=said, start_new_session=True)
-    try:
+    with guarded(command, env, log) as process:
         wait_for(port, process, log)
         size = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-log-to-driver=false"
         yield SuperLink(NAME, env, ("--federation-config", size), ("127.0.0.1", port))
+
+
+@contextmanager
+def guarded(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that ends with the block, or with this process, and all that it started with it (guard.py)."""
+    theirs, ours = os.pipe()
+    guard = [sys.executable, "-m", "lindt.engines.flower.guard", str(theirs), *command]
+    with log.open("ab") as said, closing_descriptor(ours):
+        with closing_descriptor(theirs):
+            # In a session of its own: Ctrl-C is for us.
+            process = subprocess.Popen(
+                guard, env=env, stdout=said, stderr=said, start_new_session=True, pass_fds=[theirs]
+            )
+        try:
+            yield process
+        finally:
+            with suppress(BrokenPipeError):  # it has ended by itself
+                os.write(ours, b".")
+            process.wait()
+
+
+@contextmanager
+def closing_descriptor(descriptor: int) -> Iterator[None]:
+    try:
+        yield
     finally:
-        end(process)
+        os.close(descriptor)
 
 
 def configure(home: Path, connection: dict[str, Any]) -> None:

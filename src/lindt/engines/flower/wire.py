@@ -7,6 +7,7 @@ reply travels as JSON and is checked in engines/messages.py.
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast, final
@@ -48,6 +49,8 @@ def pack_tasks(tasks: Sequence[Task], session: EngineSession) -> RecordDict:
             "keep": first.keep,
             "session": session.id,
             "since": session.since,
+            # Flower takes a message's hash for its id: no other node can compute it, and answer in this one's place.
+            "nonce": secrets.token_hex(16),
         }
     )
     return RecordDict({"weights": _pack_weights(first.w, first.buffers), "task": about})

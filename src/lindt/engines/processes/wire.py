@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from lindt.client.training import forward_all
 from lindt.data.examples import subset
-from lindt.plan.metrics import MeanOf
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, fingerprint, first_model
+from lindt.plan.problem import MeanOf, Problem, fingerprint, first_model
 from lindt.protocols import Buffers, Task
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from lindt.engines.inprocess import InProcess
 from lindt.engines.messages import pack_reply
 from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes
-from lindt.errors import UserError
+from lindt.errors import UserError, mendable
 from lindt.plan.file import from_dict
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, import_task, load_task, problem_for
@@ -95,6 +95,9 @@ def _answer(engine: InProcess, weights: SharedWeights, asked: dict[str, Any], sl
         (reply,) = engine.dispatch([Task(w=w, buffers=buffers, **asked)])
     except UserError as error:
         return {"error": str(error)}
+    except OSError as error:
+        said = mendable(error)  # a full disk, met while a v_i is written
+        return {"failure": traceback.format_exc()} if said is None else {"error": said}
     except Exception:  # noqa: BLE001  # told to the server, which raises it there
         return {"failure": traceback.format_exc()}
     if reply.w is not None and reply.buffers is not None:

@@ -5,8 +5,8 @@ import { forget, lineChart } from "./lines";
 import type { Line } from "./lines";
 import { deviation, gain, known, mean, score, small, tick } from "./numbers";
 import { block } from "./runview";
-import { scored, series } from "./story";
-import type { Round, Run } from "./types";
+import { interval, scored, series } from "./story";
+import type { Detection, Round, Run } from "./types";
 
 interface Group {
   label: string;
@@ -27,6 +27,7 @@ const PALETTE = ["series-1", "series-2", "series-3", "series-4", "series-5", "se
 const DASHES = [[], [8, 4], [2, 3], [10, 3, 2, 3]];
 const MEASURES: Measure[] = [
   { name: "mean gain", label: (percent) => (percent ? "gain (points)" : "gain"), pick: (line) => line.scores?.beta, format: gain, tick },
+  { name: "gain on validation data", label: (percent) => (percent ? "gain (points)" : "gain"), pick: (line) => line.detection?.verdict.gain, format: gain, tick },
   { name: "local", label: (percent, metric) => (percent ? `local ${metric} (%)` : `local ${metric}`), pick: (line) => line.scores?.local, format: score, tick },
   { name: "central", label: (percent, metric) => (percent ? `central ${metric} (%)` : `central ${metric}`), pick: (line) => line.scores?.central, format: score, tick },
   { name: "clearly worse off", label: () => "clients", pick: (line) => line.scores?.clearly_harmed, format: small, tick: small },
@@ -67,7 +68,7 @@ export function compareView(runs: Run[], open: (id: string) => void): HTMLElemen
       if (group.runs.length < 2) return line;
       return { ...line, band: { low: at.map((values) => (values.length ? Math.min(...values) : null)), high: at.map((values) => (values.length ? Math.max(...values) : null)) } };
     });
-    const rule = measure.pick === MEASURES[0]?.pick ? { rule: { value: 0, label: "as alone", left: true } } : {};
+    const rule = measure === MEASURES[0] || measure === MEASURES[1] ? { rule: { value: 0, label: "as alone", left: true } } : {};
     chart.draw({ ...rule, rounds, until, lines, label: measure.label(percent, metric), format: (value) => measure.format(value, percent), tick: (value) => measure.tick(value, percent) });
   }
 
@@ -82,13 +83,33 @@ export function compareView(runs: Run[], open: (id: string) => void): HTMLElemen
     "div",
     { class: "compare" },
     el("h1", {}, `${runs.length} runs compared`),
-    block("Table", "Means over the last scored rounds; with several seeds the mean over them and its standard deviation. Clearly worse: clients clearly worse off than alone in the last scored round.", el("div", { class: "scroll" }, table(made, percent, open))),
+    block("Table", "Means over the last scored rounds; with several seeds the mean over them and its standard deviation. Clearly worse: clients clearly worse off than alone in the last scored round. Verdict: of the test of what clients report on validation data, its gain with two standard errors.", el("div", { class: "scroll" }, table(made, percent, open))),
     usable.length ? block("Over rounds", seeds ? "A line is the mean over seeds, its band the lowest and the highest of them." : "One curve a run.", choice, chart.node) : el("p", { class: "state" }, "No round was played yet in these runs."),
   );
 }
 
+function lastDetection(run: Run): Detection | null {
+  return run.rounds[run.rounds.length - 1]?.detection ?? null;
+}
+
+/** State and round of the decision, gain with two standard errors, early warning; of several seeds how many, and means. */
+function verdictCells(runs: Run[], percent: boolean): string[] {
+  const found = runs.map(lastDetection).filter((one): one is Detection => one !== null);
+  const [only] = found;
+  if (!only) return ["\u2013", "\u2013", "\u2013"];
+  if (runs.length === 1) {
+    const { state, since } = only.verdict;
+    return [since === null ? state : `${state} since ${since}`, interval(only.verdict, percent), only.warning === null ? "no" : String(only.warning)];
+  }
+  const states = [...new Set(found.map((one) => one.verdict.state))].map((state) => `${state} ${found.filter((one) => one.verdict.state === state).length}`);
+  const warned = found.filter((one) => one.warning !== null).length;
+  return [states.join(", "), gain(mean(known(found.map((one) => one.verdict.gain))), percent), `${warned} of ${found.length}`];
+}
+
 function table(made: Group[], percent: boolean, open: (id: string) => void): HTMLElement {
-  const heads = ["", "gain", "clearly worse", "local", "alone", "central", "backdoor", "flagged in round", "runs"];
+  const tests = made.some((group) => group.runs.some(lastDetection));
+  const verdicts = tests ? ["verdict", "gain on validation data", "warning"] : [];
+  const heads = ["", ...verdicts, "gain", "clearly worse", "local", "alone", "central", "backdoor", "flagged in round", "runs"];
   const rows = made.map((group) => {
     const ends = group.runs.map((run) => ({ run, end: scored(run)[scored(run).length - 1]?.scores ?? null }));
     const over = (pick: (one: (typeof ends)[number]) => number | null | undefined, write: (value: number) => string): string => {
@@ -104,6 +125,7 @@ function table(made: Group[], percent: boolean, open: (id: string) => void): HTM
       "tr",
       { class: group.runs.length === 1 ? (group.runs[0]?.verdict.tone ?? "") : "" },
       el("th", { scope: "row" }, group.label, group.runs.length === 1 && el("div", { class: "soft" }, group.runs[0]?.verdict.headline)),
+      ...(tests ? verdictCells(group.runs, percent).map((text) => el("td", {}, text)) : []),
       el("td", {}, over(({ run, end }) => run.summary?.beta ?? end?.beta, (value) => gain(value, percent))),
       el("td", {}, over(({ end }) => end?.clearly_harmed, (value) => small(value)) + (clients === undefined ? "" : ` of ${clients}`)),
       el("td", {}, over(({ run, end }) => run.summary?.local ?? end?.local, (value) => score(value, percent))),

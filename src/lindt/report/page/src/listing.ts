@@ -1,7 +1,7 @@
 // The list of runs of `lindt watch`: one click opens a run, ticks choose several to compare.
 
 import { el } from "./dom";
-import { gain, small } from "./numbers";
+import { gain, small, typeset } from "./numbers";
 import type { Brief } from "./types";
 
 export interface Listing {
@@ -15,7 +15,7 @@ export function listing(open: (ids: string[]) => void): Listing {
   const body = el("tbody", {});
   const button = el("button", { type: "button", disabled: true, click: () => open([...chosen]) }, "Compare");
   const empty = el("p", { class: "state" }, "No runs here yet. They appear by themselves: ", el("code", {}, "lindt run"), " makes one.");
-  const heads = ["", "run", "state", "method", "round", "Delta", "gain", "clearly worse"];
+  const heads = ["", "run", "state", "method", "round", "Delta", "gain on validation", "gain", "clearly worse"];
   const table = el("div", { class: "scroll" }, el("table", { class: "runs" }, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), body));
   const node = el("div", { class: "listing" }, el("div", { class: "row" }, el("h1", {}, "Runs"), button), empty, table);
 
@@ -48,11 +48,12 @@ export function listing(open: (ids: string[]) => void): Listing {
       "tr",
       { class: one.tone ?? "" },
       el("td", {}, tick),
-      el("th", { scope: "row" }, name, el("div", { class: "soft" }, one.verdict)),
+      el("th", { scope: "row" }, name, one.headline && el("div", {}, one.headline), el("div", { class: "soft" }, typeset(one.verdict.split("; ")[0] ?? ""))),
       el("td", {}, el("span", { class: `chip ${one.state}` }, one.state)),
       el("td", {}, one.method ?? ""),
       el("td", {}, `${one.round ?? 0}${one.rounds ? ` of ${one.rounds}` : ""}`),
       el("td", {}, small(one.delta)),
+      el("td", {}, one.detection ? gain(one.detection.verdict.gain, percent) : "\u2013"),
       el("td", {}, gain(one.beta, percent)),
       el("td", {}, worse),
     );

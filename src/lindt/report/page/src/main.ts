@@ -65,16 +65,15 @@ function showRun(run: Run): void {
   view.draw(run);
   document.title = `${run.verdict.headline}: ${run.id}`;
   let state = run.state;
-  let events = run.rounds[run.rounds.length - 1]?.detections ?? 0;
+  let headline = run.verdict.headline;
   const follow = (): void => {
     stop = from.follow([run.id], {
       list: () => undefined,
       progress(_, next) {
         view.draw(next);
         document.title = `${next.verdict.headline}: ${next.id}`;
-        const found = next.rounds[next.rounds.length - 1]?.detections ?? 0;
-        if (found > events || next.state !== state) say(next.verdict.sentence);
-        events = found;
+        if (next.verdict.headline !== headline || next.state !== state) say(next.verdict.sentence);
+        headline = next.verdict.headline;
         state = next.state;
       },
       connection: connected,

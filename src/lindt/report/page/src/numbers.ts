@@ -6,6 +6,11 @@ export function signed(text: string): string {
   return text.startsWith("-") ? MINUS + text.slice(1) : text;
 }
 
+/** A sentence of the terminal's with the signs that a page has: a minus, plus and minus. */
+export function typeset(text: string): string {
+  return text.replaceAll(" +- ", " \u00b1 ").replace(/(^|[ (])-(?=\d)/g, `$1${MINUS}`);
+}
+
 /** A score: 81.6, in percent where the metric is one. */
 export function score(value: number | null | undefined, percent: boolean): string {
   if (value === null || value === undefined) return "\u2013";

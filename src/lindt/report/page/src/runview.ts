@@ -5,10 +5,11 @@ import type { Followed } from "./client";
 import { el } from "./dom";
 import { gainChart } from "./gains";
 import { forget, lineChart } from "./lines";
-import { gain, score, small, tick } from "./numbers";
+import type { Line } from "./lines";
+import { count, gain, score, small, tick, typeset } from "./numbers";
 import { panels } from "./panels";
-import { detection, happenings, marks, portrait, scored, scoredSeries, series, spells, statistic, until } from "./story";
-import type { Run } from "./types";
+import { detection, happenings, interval, marks, portrait, scored, scoredSeries, series, spells, statistic, until } from "./story";
+import type { Decision, Run } from "./types";
 
 export interface View {
   node: HTMLElement;
@@ -25,9 +26,13 @@ export function runView(): View {
   let follow: Followed | null = null;
 
   const verdict = el("section", { class: "verdict", "aria-live": "polite" });
+  const tested = lineChart(VIEW, "Gain on validation data over rounds, with two standard errors", 220);
+  const testedEvents = el("ol", { class: "events" });
+  const evidence = block("Gain on validation data", "What clients report at each visit: how the shared model does on samples that nobody trained on, less how the client's own model does. The band is two standard errors either way. The verdict rests on a test of these reports.", tested.node, testedEvents);
   const deltas = lineChart(VIEW, "Delta against epsilon over rounds");
   const counts = lineChart(VIEW, "Rounds above epsilon so far, against r\u2032", 130);
   const events = el("ol", { class: "events" });
+  const divergence = block("Delta against epsilon", "How far the clients' weights lie apart, less the noise. Where a detector watches it: in more than r\u2032 rounds above epsilon, suspected. It can stay high in a healthy federation.", deltas.node, counts.node, events);
   const scores = lineChart(VIEW, "Local, central and private accuracy over rounds", 260);
   const place = el("div", {});
   const gains = gainChart(choose, (number) => {
@@ -44,7 +49,7 @@ export function runView(): View {
     "div",
     { class: "run" },
     verdict,
-    block("Delta against epsilon", "How far the clients' weights lie apart, less the noise. In a federation that converges it falls to zero. In more than r\u2032 rounds above epsilon: suspected.", deltas.node, counts.node, events),
+    divergence,
     block("Accuracy", "Local: what each client predicts with, on its own test data. Central: the shared model on everyone's. Alone: the model each client trained by itself.", scores.node),
     block(
       "Gain of each client",
@@ -100,6 +105,22 @@ export function runView(): View {
     verdict.className = `verdict ${run.verdict.tone}`;
     const rounds = run.rounds.map((line) => line.round);
     const common = { rounds, until: until(run), marks: marks(run), shaded: spells(run) };
+    const reports = run.rounds.some((line) => line.detection);
+    if (reports) {
+      if (!evidence.isConnected) verdict.after(evidence); // a run whose clients report nothing has no such block
+      const gains = series(run, (line) => line.detection?.verdict.gain);
+      const edge = (sign: number) => series(run, (line) => bound(line.detection?.verdict ?? null, sign));
+      const lines: Line[] = [{ label: "the shared model", values: gains, colour: "local", band: { low: edge(-1), high: edge(1) } }];
+      if (run.rounds.some((line) => line.detection?.recovered)) lines.push({ label: "what clients predict with", values: series(run, (line) => line.detection?.recovered?.gain), colour: "recover", dash: [6, 4] });
+      tested.draw({
+        ...common,
+        lines,
+        label: run.percent ? "gain (points)" : "gain",
+        format: (value) => gain(value, run.percent),
+        tick: (value) => tick(value, run.percent),
+        rule: { value: 0, label: "as alone", left: true },
+      });
+    }
     const watched = run.rule?.statistic ?? "delta";
     deltas.draw({
       ...common,
@@ -108,12 +129,15 @@ export function runView(): View {
       format: small,
       ...(run.rule ? { rule: { value: run.rule.epsilon, label: `epsilon = ${run.rule.epsilon}` } } : {}),
     });
+    const title = divergence.querySelector("h2");
+    if (title) title.textContent = run.rule ? `${statistic(run)} against epsilon` : "Delta";
     counts.node.hidden = !run.rule;
     if (run.rule) {
       counts.draw({ ...common, marks: [], lines: [{ label: `count of rounds above epsilon, r\u2032 = ${run.rule.patience}`, values: series(run, (line) => line.count), colour: "delta" }], label: "count", format: (value) => String(Math.round(value)), rule: { value: run.rule.patience, label: `r\u2032 = ${run.rule.patience}` } });
     }
     const told = happenings(run).filter((one) => one.kind !== "refused");
-    events.replaceChildren(...told.slice(-30).map((one) => el("li", { class: one.kind }, el("b", {}, `Round ${one.round}: `), one.text)));
+    (reports ? events : testedEvents).replaceChildren();
+    (reports ? testedEvents : events).replaceChildren(...told.slice(-30).map((one) => el("li", { class: one.kind }, el("b", {}, `Round ${one.round}: `), one.text)));
     scores.draw({
       ...common,
       lines: [
@@ -138,20 +162,33 @@ export function runView(): View {
   return { node, draw };
 }
 
+/** An end of the interval around a gain. */
+function bound(decision: Decision | null, sign: number): number | null {
+  if (!decision || decision.gain === null) return null;
+  return decision.gain + sign * 2 * (decision.error ?? 0);
+}
+
 function verdictParts(run: Run): HTMLElement[] {
   const last = run.rounds[run.rounds.length - 1];
   const end = scored(run)[scored(run).length - 1]?.scores;
-  const beta = run.summary ? run.summary.beta : end?.beta;
-  const over = run.summary ? `mean of the last ${run.summary.scored_rounds} scored rounds` : "last scored round";
+  const now = scored(run)[scored(run).length - 1]?.round;
+  const unit = run.percent && typeof end?.beta === "number" ? " points" : "";
+  const of = (number: number | null | undefined): string => (number === null || number === undefined || !end ? "\u2013" : `${number} of ${end.clients.length}`);
+  const decision = last?.detection?.verdict;
   const facts: [string, string, string][] = [
-    ["mean gain", gain(beta, run.percent) + (run.percent && typeof beta === "number" ? " points" : ""), over],
-    ["clearly worse off", end?.clearly_harmed === null || !end ? "\u2013" : `${end.clearly_harmed} of ${end.clients.length}`, "clients, by the paired test"],
-    [statistic(run), small(last?.[run.rule?.statistic ?? "delta"]), run.rule ? `epsilon ${run.rule.epsilon}` : "no detector"],
+    decision
+      ? ["gain on validation data", interval(decision, run.percent).replace(" points", ""), `${run.percent ? "points, " : ""}two standard errors; ${count(decision.clients, "client")}, ${count(decision.samples, "sample")}`]
+      : [statistic(run), small(last?.[run.rule?.statistic ?? "delta"]), run.rule ? `epsilon ${run.rule.epsilon}` : "no detector"],
+    ["mean gain on test data", gain(end?.beta, run.percent) + unit, now === undefined ? "no round is scored yet" : `round ${now}; median ${gain(end?.median_gain, run.percent)}`],
+    ["clearly better off", of(end?.clearly_better), "clients, by the paired test"],
+    ["clearly worse off", of(end?.clearly_harmed), "clients, by the paired test"],
     ["round", `${last?.round ?? 0}${run.planned ? ` of ${run.planned}` : ""}`, STATES[run.state]],
   ];
+  const said = typeset(run.verdict.sentence).split("; ");
   return [
     el("p", { class: "headline" }, el("span", { class: "sign", "aria-hidden": true }), run.verdict.headline, el("span", { class: `chip ${run.state}` }, STATES[run.state])),
-    el("h1", {}, run.verdict.sentence),
+    el("h1", {}, said[0] ?? ""),
+    ...(said.length > 1 ? [el("ul", { class: "clauses" }, ...said.slice(1).map((text) => el("li", {}, text)))] : []),
     el("p", { class: "soft" }, [run.id, run.method, run.seed === null ? "" : `seed ${run.seed}`].filter(Boolean).join(" \u00b7 ")),
     el("dl", { class: "facts" }, ...facts.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "soft" }, note)))),
     ...(run.state === "crashed" ? [el("p", { class: "note" }, "Nobody works on this run any more. It goes on from its last round with ", el("code", {}, "lindt run --out RUN --resume"), ".")] : []),

@@ -8,16 +8,35 @@ export interface Refusal {
   reason: string;
 }
 
+export interface Decision {
+  state: string;
+  since: number | null;
+  gain: number | null;
+  error: number | null;
+  clients: number;
+  samples: number;
+  needed: number | null;
+}
+
+export interface Detection {
+  verdict: Decision;
+  warning: number | null;
+  recovery: Decision | null;
+  recovered: Decision | null;
+}
+
 export interface Scores {
   central: number;
   local: number;
   private: number | null;
   beta: number | null;
   worst_tenth: number | null;
+  median_gain: number | null;
   attack_central: number | null;
   attack_local: number | null;
   harmed: number | null;
   clearly_harmed: number | null;
+  clearly_better: number | null;
   ties: number | null;
   clients: number[];
   locals: number[];
@@ -40,6 +59,7 @@ export interface Round {
   count: number;
   detections: number;
   scores: Scores | null;
+  detection: Detection | null;
   seconds: number | null;
 }
 
@@ -50,10 +70,12 @@ export interface Summary {
   private: number | null;
   beta: number | null;
   worst_tenth: number | null;
+  median_gain: number | null;
   attack_central: number | null;
   attack_local: number | null;
   harmed: number | null;
   clearly_harmed: number | null;
+  clearly_better: number | null;
   ties: number | null;
   counted_clients: number;
 }

@@ -1,22 +1,23 @@
 // What happened in a run, read from its rounds: events, spells of recovery, series.
 
 import type { Mark } from "./lines";
-import { gain } from "./numbers";
-import type { Client, Round, Run, Scores } from "./types";
+import { count, gain, score } from "./numbers";
+import type { Client, Decision, Detection, Round, Run, Scores } from "./types";
 
 export interface Happening {
   round: number;
-  kind: "detected" | "on" | "off" | "refused" | "nobody";
+  kind: "detected" | "begins" | "warning" | "helps" | "hurts" | "undecided" | "effect" | "on" | "off" | "refused" | "nobody";
   text: string;
 }
 
 export function happenings(run: Run): Happening[] {
   const found: Happening[] = [];
-  let before = { detections: 0, recovering: false, flag: false };
+  let before: Before = { detections: 0, recovering: false, flag: false, detection: null };
   for (const line of run.rounds) {
-    if (line.detections > before.detections) found.push({ round: line.round, kind: "detected", text: detected(run, line) });
+    if (line.detection) found.push(...tested(run, line, before.detection));
+    else if (line.detections > before.detections) found.push({ round: line.round, kind: "detected", text: detected(run, line) });
     if (run.adapts && line.recovering && !before.recovering) found.push({ round: line.round, kind: "on", text: "recovery on: the clients train a model of their own along with the shared one" });
-    if (run.adapts && before.flag && !line.flag) found.push({ round: line.round, kind: "off", text: "recovery off: the clients go on as in FedAvg" });
+    if (run.adapts && before.flag && !line.flag) found.push({ round: line.round, kind: "off", text: switchedOff(line, before.detection) });
     for (const one of line.refused) found.push({ round: line.round, kind: "refused", text: `the update of client ${one.client} was refused: ${one.reason}` });
     if (!line.answered.length) found.push({ round: line.round, kind: "nobody", text: "no valid update came back, the old weights were kept" });
     before = line;
@@ -24,25 +25,79 @@ export function happenings(run: Run): Happening[] {
   return found;
 }
 
+type Before = Pick<Round, "detections" | "recovering" | "flag" | "detection">;
+
+/** What the test of the clients' reports says for the first time in a round. */
+function tested(run: Run, line: Round, before: Detection | null): Happening[] {
+  const now = line.detection;
+  if (!now) return [];
+  const found: Happening[] = [];
+  const add = (kind: Happening["kind"], text: string): void => void found.push({ round: line.round, kind, text });
+  const old = before?.verdict.state ?? "too early";
+  const state = now.verdict.state;
+  const decided = state === "helps" || state === "hurts";
+  if (old === "too early" && state !== old) add("begins", "the test begins");
+  if (now.warning !== null && (before?.warning ?? null) === null) add("warning", `early warning: ${gainWords(now.verdict, run.percent)}`);
+  if (decided && state !== old) add(state, `verdict: federation ${state}${level(run)}: ${gainWords(now.verdict, run.percent)}`);
+  if (!decided && (old === "helps" || old === "hurts")) add("undecided", `undecided again: ${gainWords(now.verdict, run.percent)}`);
+  for (const [name, against] of [["recovery", "w"], ["recovered", "training alone"]] as const) {
+    const effect = now[name];
+    if (!effect || effect.state === before?.[name]?.state || (effect.state !== "helps" && effect.state !== "hurts")) continue;
+    add("effect", `what the clients predict with is ${effect.state === "helps" ? "better" : "worse"} than ${against} (${interval(effect, run.percent)})`);
+  }
+  return found;
+}
+
+function switchedOff(line: Round, before: Detection | null): string {
+  const effect = line.detection?.recovery ?? before?.recovery;
+  if (effect?.state === "hurts") return "recovery was switched off: what the clients predicted with was shown to be worse than w";
+  return "recovery off: the clients go on as in FedAvg";
+}
+
+export function level(run: Run): string {
+  if (run.test?.kind === "fl_guard") return ", by FL-GUARD's rule";
+  return run.test && run.test.alpha !== null ? `, at level ${run.test.alpha}` : "";
+}
+
+function gainWords(decision: Decision, percent: boolean): string {
+  if (decision.gain === null) return "no client reports its gain";
+  return `gain on validation data ${interval(decision, percent)}, ${count(decision.clients, "client")}, ${count(decision.samples, "sample")}`;
+}
+
+/** A gain, plus and minus two standard errors. */
+export function interval(decision: Decision, percent: boolean): string {
+  if (decision.gain === null) return "\u2013";
+  const both = decision.error === null ? "" : ` \u00b1 ${score(2 * decision.error, percent)}`;
+  return gain(decision.gain, percent) + both + (percent ? " points" : "");
+}
+
 function detected(run: Run, line: Round): string {
   const rule = run.rule;
   const why = rule ? `${statistic(run)} was above epsilon = ${rule.epsilon} in ${line.count} rounds, more than r\u2032 = ${rule.patience}` : "detected";
   const scores = line.scores;
   if (!scores || scores.beta === null) return `NFL suspected: ${why}; the gain is not known`;
-  const word = scores.beta < 0 ? "confirmed" : "not confirmed";
-  return `NFL suspected and ${word}: ${why}; mean gain ${gain(scores.beta, run.percent)}, ${scores.clearly_harmed} of ${scores.clients.length} clients clearly worse off`;
+  return `NFL suspected: ${why}; mean gain ${gain(scores.beta, run.percent)} in this round, ${scores.clearly_harmed} of ${scores.clients.length} clients clearly worse off`;
 }
 
 export function statistic(run: Run): string {
   return !run.rule || run.rule.statistic === "delta" ? "Delta" : `the ${run.rule.statistic} divergence`;
 }
 
+const MARKS: Partial<Record<Happening["kind"], [string, string]>> = {
+  detected: ["NFL suspected", "central"],
+  begins: ["test begins", "ink-soft"],
+  warning: ["warning", "central"],
+  helps: ["helps", "good"],
+  hurts: ["hurts", "harm"],
+  undecided: ["undecided", "ink-soft"],
+  on: ["recovery on", "recover"],
+  off: ["recovery off", "ink-soft"],
+};
+
 export function marks(run: Run): Mark[] {
-  const words = { detected: "NFL detected", on: "recovery on", off: "recovery off" };
-  const colours = { detected: "harm", on: "recover", off: "ink-soft" };
   return happenings(run).flatMap((one) => {
-    if (one.kind === "refused" || one.kind === "nobody") return [];
-    return [{ round: one.round, label: `${words[one.kind]}: ${one.round}`, colour: colours[one.kind] }];
+    const [words, colour] = MARKS[one.kind] ?? [];
+    return words && colour ? [{ round: one.round, label: `${words}: ${one.round}`, colour }] : [];
   });
 }
 

@@ -1,8 +1,8 @@
 // What the page is given: the values of lindt/report/payload.py. A round and a summary follow from the run files' schema.
 
-import type { Round, Statistic, Summary } from "./schema";
+import type { Detection, Round, Statistic, Summary } from "./schema";
 
-export type { Refusal, Round, Scores, Summary } from "./schema";
+export type { Decision, Detection, Refusal, Round, Scores, Summary } from "./schema";
 
 export interface Client {
   client: number;
@@ -18,6 +18,12 @@ export interface Rule {
   patience: number;
   statistic: Statistic;
   counting: string;
+}
+
+/** The test of what clients report on validation data. */
+export interface GainTest {
+  kind: string;
+  alpha: number | null;
 }
 
 export interface Privacy {
@@ -48,6 +54,7 @@ export interface Run extends Progress {
   percent: boolean;
   metric: string;
   rule: Rule | null;
+  test: GainTest | null;
   adapts: boolean;
   clients: Client[];
   class_names: string[];
@@ -66,9 +73,11 @@ export interface Brief {
   rounds?: number | null;
   delta?: number | null;
   beta?: number | null;
+  detection?: Detection | null;
   clearly_harmed?: number | null;
   counted_clients?: number | null;
   metric_in_percent?: boolean;
   verdict: string;
   tone?: string;
+  headline?: string;
 }

@@ -1,0 +1,1 @@
+"""Every attack against every aggregator and recovery."""

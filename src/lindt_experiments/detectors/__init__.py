@@ -1,0 +1,1 @@
+"""How well detectors tell negative federations from healthy ones."""

@@ -1,0 +1,117 @@
+"""What the scoreboard keeps in the repository: results/detectors-<scale>.jsonl, one line a run. Never imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+from lindt.errors import UserError
+from lindt.runs.files import write_whole
+from lindt_experiments.results.outcomes import checked, locked, rounded
+
+Said = dict[str, Any]  # alarm, state and evidence: `replays.Reading`
+
+
+@final
+@dataclass(frozen=True)
+class DetectorOutcome:
+    """One run: the truth about it, and what each detector said. Gains are fractions."""
+
+    configuration: str
+    part: str  # "design", "judged" or "stress"
+    task: str
+    scale: str
+    index: int  # 0, 1, ...: which run of the configuration; its seed follows from both
+    plan: str  # content key
+    rounds: int
+    clients: int
+    attackers: int
+    samples: int  # of all V_i together
+    negative: bool  # the label: the mean beta of the last ten scored rounds is below 0
+    beta: float  # that mean
+    scored: tuple[int, ...]
+    beta_curve: tuple[float, ...]
+    delta: tuple[float | None, ...]  # of every round
+    readings: dict[str, Any]  # by detector
+    command: str
+    commit: str
+    date: str
+    seconds: float
+
+    @property
+    def cell(self) -> tuple[str, int]:
+        """What may stand only once in a file."""
+        return self.configuration, self.index
+
+    def alarm(self, detector: str) -> int | None:
+        found: int | None = self.readings[detector]["alarm"]
+        return found
+
+    def evidence(self, detector: str) -> Sequence[float | None]:
+        found: Sequence[float | None] = self.readings[detector]["evidence"]
+        return found
+
+    def beta_at(self, round: int) -> float:
+        """The true beta at the scored round that is nearest."""
+        place = min(range(len(self.scored)), key=lambda at: abs(self.scored[at] - round))
+        return self.beta_curve[place]
+
+    def with_reading(self, detector: str, said: Said) -> DetectorOutcome:
+        return replace(self, readings=self.readings | {detector: said})
+
+
+def path_of(folder: Path, scale: str) -> Path:
+    return folder / f"detectors-{scale}.jsonl"
+
+
+def load(folder: Path, scale: str) -> list[DetectorOutcome]:
+    path = path_of(folder, scale)
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [_outcome(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def keep(folder: Path, scale: str, outcomes: Iterable[DetectorOutcome]) -> None:
+    """Put each in the place of the same run's line; the file is replaced whole, sorted."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        found = {one.cell: one for one in load(folder, scale)} | {one.cell: one for one in outcomes}
+        text = "".join(f"{_line(found[cell])}\n" for cell in sorted(found))
+        write_whole(path_of(folder, scale), text.encode())
+
+
+def _line(outcome: DetectorOutcome) -> str:
+    table = rounded({field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}, digits=4)
+    for curve in ("beta_curve", "delta", "readings"):  # most of a line
+        table[curve] = rounded(table[curve], digits=3)
+    return json.dumps(table, allow_nan=False, separators=(",", ":"))
+
+
+def _outcome(line: str, where: str) -> DetectorOutcome:
+    hints = typing.get_type_hints(DetectorOutcome)
+    try:
+        table = json.loads(line)
+    except ValueError:
+        raise UserError(f"{where}: no valid JSON; take the file back from version control") from None
+    names = [field.name for field in dataclasses.fields(DetectorOutcome)]
+    if not isinstance(table, dict) or set(table) != set(names):
+        raise UserError(f"{where}: not the fields of a detector's outcome; use the lindt that wrote it")
+    plain = {name: checked(hints[name], table[name], f"{where}, {name}") for name in names if name != "readings"}
+    return DetectorOutcome(**plain, readings=_readings(table["readings"], f"{where}, readings"))
+
+
+def _readings(table: Any, where: str) -> dict[str, Any]:
+    for name, said in checked(dict[str, dict], table, where).items():  # type: ignore[type-arg]
+        if not isinstance(said, dict) or set(said) != {"alarm", "state", "evidence"}:
+            raise UserError(f"{where}, {name}: not a reading; take the file back from version control")
+        checked(int | None, said["alarm"], f"{where}, {name}, alarm")
+        checked(str, said["state"], f"{where}, {name}, state")
+        checked(tuple[float | None, ...], said["evidence"], f"{where}, {name}, evidence")
+    found: dict[str, Any] = table
+    return found

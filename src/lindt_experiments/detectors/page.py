@@ -1,0 +1,302 @@
+"""The page of the scoreboard: docs/detectors.md with its plot, written from the kept lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from lindt.runs.files import write_whole
+from lindt_experiments.detectors import null_levels
+from lindt_experiments.detectors.judgement import (
+    BINS,
+    DETECTORS,
+    LIED,
+    Goal,
+    Judgement,
+    Outcomes,
+    goals,
+    judge,
+    part,
+    reader_error,
+    with_delta,
+    within,
+)
+from lindt_experiments.detectors.readings import MOMENTS
+from lindt_experiments.detectors.statistics import Share
+from lindt_experiments.figures.style import BLUE, FONT, GREEN, GREY, ORANGE, PINK, VERMILION, new_figure
+from lindt_experiments.tables.sheets import Sheet, as_markdown
+
+Nulls = dict[str, Any] | None
+HEADING: Final = "Detectors, side by side"
+COLOURS: Final = {
+    "gain": BLUE,
+    "gain-median": GREEN,
+    "warning": ORANGE,
+    "fl-guard": PINK,
+    "delta": VERMILION,
+    "delta-best": GREY,
+    "reader": "black",
+}
+TASKS: Final = {
+    "digits": "digits",
+    "mnist": "MNIST, 14 x 14",
+    "generated": "generated clusters",
+    "cancer": "breast cancer",
+    "camps": "two camps",
+    "cifar": "CIFAR-10, `cpu`",
+    "shake": "Shakespeare, `cpu`",
+}
+MEANING: Final = (
+    "Each run is FedAvg, recorded once; every detector is replayed over the same reports. A run is negative if the "
+    "mean beta of its last ten scored rounds, over the clients that do not attack, is below 0. *Detected*: negative "
+    "runs with an alarm in any round. *False alarms*: healthy runs with an alarm in any round, also where beta was "
+    "negative in that round and rose later; *alarms in time of need* counts the alarms of all runs in whose round the "
+    "true beta was negative. *Delay*: the median round of the alarm in detected negative runs, as a share of the "
+    "rounds, from round 1. AUC is of the evidence at that share of the rounds. In brackets: exact 95% intervals "
+    "(Clopper and Pearson)."
+)
+
+
+def path_of(results: Path, scale: str) -> Path:
+    """The docs where there are some beside the results; what only shows that all works stays with the tables."""
+    docs = results.resolve().parent / "docs"
+    if scale == "cpu" and docs.is_dir():
+        return docs / "detectors.md"
+    return results / "tables" / f"{scale}-detectors.md"
+
+
+def write(kept: Outcomes, scale: str, results: Path) -> Path:
+    """The page and its plot, from all that is kept."""
+    path, nulls = path_of(results, scale), null_levels.read(results, scale)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    plot = path.with_suffix(".svg")
+    commits = ", ".join(sorted({one.commit for one in kept}))
+    dates = sorted({one.date for one in kept})
+    origin = (
+        f"Written by `lindt reproduce detectors --scale {scale}` from `results/detectors-{scale}.jsonl`; "
+        f"{len(kept)} runs, {dates[0]} to {dates[-1]}, commit {commits}.",
+        MEANING,
+        f"![Evidence over the rounds, and detection by the size of the gain]({plot.name})",
+        *conclusions(kept, nulls),
+    )
+    write_whole(path, as_markdown(sheets(kept, nulls), HEADING, origin).encode())
+    full, _ = with_delta(kept)
+    with rc_context({"svg.hashsalt": "lindt", "svg.fonttype": "none"}):
+        draw(full).savefig(plot, format="svg", metadata={"Date": None})
+    return path
+
+
+def conclusions(kept: Outcomes, nulls: Nulls = None) -> tuple[str, ...]:
+    """What is reached and what is not, in words."""
+    full, _ = with_delta(kept)
+    asked = _asked(full, nulls)
+    told = {
+        "Reached": [goal for goal in asked if goal.reached],
+        "**Not reached**": [goal for goal in asked if goal.reached is False],
+        "Not measured": [goal for goal in asked if goal.reached is None],
+    }
+    return tuple(
+        f"{words}: " + "; ".join(f"{goal.words} {goal.measured}, asked {goal.wanted}" for goal in found) + "."
+        for words, found in told.items()
+        if found
+    )
+
+
+def sheets(kept: Outcomes, nulls: Nulls = None) -> list[Sheet]:
+    full, epsilon = with_delta(kept)
+    judged = part(full, "judged")
+    found = [
+        _goals(full, nulls),
+        _comparison(
+            judged, "The judged part: every detector", DETECTORS, (f"The best single epsilon is {epsilon:.3g}.",)
+        ),
+        _areas(judged),
+        _bins(judged),
+        _lies(judged),
+        _by_task(judged),
+        *_stress(full),
+        _comparison(part(full, "design"), "The design part, for comparison", DETECTORS),
+        _counts(full),
+    ]
+    return [*found, *null_levels.sheets(nulls)] if nulls else found
+
+
+def _goals(outcomes: Outcomes, nulls: Nulls) -> Sheet:
+    reached = {True: "yes", False: "**no**", None: "not measured"}
+    rows = tuple((goal.words, goal.wanted, goal.measured, reached[goal.reached]) for goal in _asked(outcomes, nulls))
+    return Sheet("What the gain test must reach on the judged part", ("", "asked", "measured", "reached"), rows)
+
+
+def _asked(outcomes: Outcomes, nulls: Nulls) -> list[Goal]:
+    """The goals of the test, the level under the exact nulls last."""
+    words = 'false "hurts" under the exact nulls, the worst case'
+    if nulls is None:
+        return [*goals(outcomes), Goal(words, "at most alpha", "-", None)]
+    worst = null_levels.worst(nulls)
+    reached = worst.value is not None and worst.value <= nulls["alpha"]
+    return [*goals(outcomes), Goal(words, f"at most {nulls['alpha']:g}", str(worst), reached)]
+
+
+def _counted(outcomes: Outcomes) -> str:
+    negative = sum(one.negative for one in outcomes)
+    return f"{negative} negative and {len(outcomes) - negative} healthy runs."
+
+
+def _comparison(outcomes: Outcomes, title: str, which: dict[str, str], remarks: tuple[str, ...] = ()) -> Sheet:
+    columns = (
+        "detector",
+        "detected",
+        "false alarms",
+        "at the end: detected",
+        "false",
+        "delay",
+        "alarms in time of need",
+    )
+    rows = tuple(_row(judge(outcomes, name), words) for name, words in which.items() if _known(outcomes, name))
+    return Sheet(title, columns, rows, (_counted(outcomes), *remarks))
+
+
+def _known(outcomes: Outcomes, detector: str) -> bool:
+    return any(detector in one.readings for one in outcomes)
+
+
+def _row(found: Judgement, words: str) -> tuple[str, ...]:
+    delay = "-" if found.delay is None else f"{found.delay:.2f}"
+    ends = (_short(found.ends_hurting), _short(found.ends_false))
+    return (words, str(found.detected), str(found.false), *ends, delay, str(found.true_then))
+
+
+def _short(found: Share) -> str:
+    return "-" if found.value is None else f"{found.value:.3f}"
+
+
+def _areas(outcomes: Outcomes) -> Sheet:
+    rows = tuple(
+        (words, *("-" if area is None else f"{area:.3f}" for area in judge(outcomes, name).areas))
+        for name, words in DETECTORS.items()
+        if _known(outcomes, name)
+    )
+    return Sheet("AUC over the rounds, judged part", ("detector", *(f"at {moment}" for moment in MOMENTS)), rows)
+
+
+def _bins(outcomes: Outcomes) -> Sheet:
+    rows = []
+    for name, words in DETECTORS.items():
+        if not _known(outcomes, name):
+            continue
+        cells = [judge(within(outcomes, *edges), name) for edges in BINS]
+        rows.append((f"{words}: detected", *(str(cell.detected) for cell in cells)))
+        rows.append((f"{words}: false alarms", *(str(cell.false) for cell in cells)))
+    remarks = tuple(
+        f"{words} points: {_counted(within(outcomes, *edges))}" for words, edges in zip(_edges(), BINS, strict=True)
+    )
+    return Sheet("By the size of the gain, |beta| in points", ("", *_edges()), tuple(rows), remarks)
+
+
+def _edges() -> tuple[str, ...]:
+    return tuple(f"{100 * low:g} to {100 * high:g}" if high < 1 else f"over {100 * low:g}" for low, high in BINS)
+
+
+def _lies(outcomes: Outcomes) -> Sheet:
+    remark = (
+        "A quarter of all clients lie in every report: the attackers, and others up to a quarter. Runs with more "
+        "attackers than that are left out."
+    )
+    some = [one for one in outcomes if _known([one], "lie-1 gain")]
+    plain = {name: DETECTORS[name] for name in ("gain", "gain-median", "warning")}
+    return _comparison(some, "Clients that lie in their reports", plain | LIED, (remark,))
+
+
+def _by_task(outcomes: Outcomes) -> Sheet:
+    rows = []
+    for task, words in TASKS.items():
+        mine = [one for one in outcomes if one.task == task]
+        if mine:
+            gain, reader = judge(mine, "gain"), judge(mine, "reader")
+            counts = (str(sum(one.negative for one in mine)), str(sum(not one.negative for one in mine)))
+            samples = sorted(one.samples for one in mine)[len(mine) // 2]
+            cells = (str(gain.detected), str(gain.false), _short(reader.detected), _short(reader.false))
+            rows.append((words, *counts, str(samples), *cells, *_errors(mine)))
+    columns = (
+        "task",
+        "negative",
+        "healthy",
+        "validation samples",
+        "detected",
+        "false alarms",
+        "reader: detected",
+        "false",
+        "mean error",
+        "RMS error",
+    )
+    bias, rms = _errors(outcomes)
+    remark = (
+        "Validation samples: the median of a run. Errors: what the last reports say of the gain, less the true beta on "
+        f"test data, in points; over all tasks {bias} on average, {rms} RMS."
+    )
+    return Sheet("The gain test by task, judged part", columns, tuple(rows), (remark,))
+
+
+def _errors(outcomes: Outcomes) -> tuple[str, str]:
+    """The mean and RMS error of the reports, in points."""
+    found = reader_error(outcomes)
+    return ("-", "-") if found is None else (f"{100 * found[0]:+.1f}", f"{100 * found[1]:.1f}")
+
+
+def _stress(outcomes: Outcomes) -> list[Sheet]:
+    found = []
+    for kind, words in (("rate", "a learning rate of 0.6"), ("noise", "noise of 0.1"), ("model", "another model")):
+        mine = [one for one in part(outcomes, "stress") if one.configuration.startswith(f"stress-{kind}-")]
+        if mine:
+            found.append(_comparison(mine, f"Outside of the grid: {words}", DETECTORS))
+    return found
+
+
+def _counts(outcomes: Outcomes) -> Sheet:
+    rows = []
+    for task, words in TASKS.items():
+        mine = [one for one in outcomes if one.task == task]
+        if mine:
+            cells = [str(sum(one.part == name for one in mine)) for name in ("design", "judged", "stress")]
+            seconds = sorted(one.seconds for one in mine)[len(mine) // 2]
+            rows.append((words, *cells, f"{seconds:.1f}"))
+    columns = ("task", "design", "judged", "stress", "seconds of rounds, median")
+    return Sheet("Runs", columns, tuple(rows))
+
+
+def draw(outcomes: Outcomes) -> Figure:
+    """AUC over the rounds; detected and false alarms by |beta|."""
+    judged = part(outcomes, "judged")
+    figure = new_figure(3, 1)
+    left, middle, right = (figure.add_subplot(1, 3, place) for place in (1, 2, 3))
+    for name, words in DETECTORS.items():
+        if not _known(judged, name):
+            continue
+        colour, label = COLOURS[name], words.split(",")[0].split(":")[0] if name != "gain-median" else "gain, median"
+        areas = judge(judged, name).areas
+        left.plot(range(len(MOMENTS)), [_number(area) for area in areas], "o-", color=colour, label=label, markersize=3)
+        cells = [judge(within(judged, *edges), name) for edges in BINS]
+        middle.plot(range(len(BINS)), [_number(c.detected.value) for c in cells], "o-", color=colour, markersize=3)
+        right.plot(range(len(BINS)), [_number(c.false.value) for c in cells], "o-", color=colour, markersize=3)
+    right.axhline(0.05, color=GREY, linestyle=":", linewidth=1)
+    for axes, title, ticks, below in (
+        (left, "AUC", tuple(MOMENTS), "share of the rounds"),
+        (middle, "negative runs detected", _edges(), "|beta|, points"),
+        (right, "healthy runs with an alarm", _edges(), "|beta|, points"),
+    ):
+        axes.set_title(title, fontsize=FONT, loc="left")
+        axes.set_xticks(range(len(ticks)), ticks, fontsize=FONT - 1)
+        axes.set_xlabel(below, fontsize=FONT)
+        axes.set_ylim(-0.03 if axes is not left else 0.4, 1.03)
+        axes.tick_params(labelsize=FONT - 1)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#E5E5E5", linewidth=0.6)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=FONT - 1, frameon=False)
+    return figure
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value

@@ -1,0 +1,177 @@
+"""What detectors are replayed over: of a finished run the reports, the divergence and the true gains, in one file.
+
+Records lie beside the runs, not in the repository: about 30 kB a run. With them a detector whose code has changed is
+judged again without training anything.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, final
+
+from lindt.errors import UserError
+from lindt.protocols import ClientId, Divergence, Evidence, GainReport, Paired
+from lindt.runs.files import write_whole
+from lindt.runs.schema import DIVERGENCE
+from lindt.runs.store import Store, read_lines
+from lindt_experiments.plans.keys import content_key
+
+Reports = Mapping[ClientId, GainReport]
+VERSION: Final = 1
+
+
+@final
+@dataclass(frozen=True)
+class RecordedRound:
+    """One round: who answered, what the server measured, what the clients reported."""
+
+    round: int
+    answered: frozenset[ClientId]
+    seen: Divergence | None
+    reports: Reports
+
+
+@final
+@dataclass(frozen=True)
+class Record:
+    """A finished run of FedAvg. `betas` are the true gains over the honest clients, by scored round."""
+
+    plan: str  # content key
+    clients: int  # N
+    attackers: frozenset[ClientId]
+    rounds: tuple[RecordedRound, ...]
+    betas: tuple[tuple[int, float], ...]
+    seconds: float
+
+    def evidence(self) -> Iterator[Evidence]:
+        """Round by round, as a detector sees them while the run is played."""
+        for played in self.rounds:
+            yield Evidence(
+                round=played.round,
+                seen=played.seen,
+                answered=played.answered,
+                clients=self.clients,
+                rounds=len(self.rounds),
+                reports=played.reports,
+            )
+
+    @property
+    def last_reports(self) -> dict[ClientId, GainReport]:
+        """What each client reported at its last visit."""
+        found: dict[ClientId, GainReport] = {}
+        for played in self.rounds:
+            found |= played.reports
+        return found
+
+
+def path_of(runs: Path, key: str) -> Path:
+    return runs / "recorded" / f"{key}.json.gz"
+
+
+def record_of(folder: Path) -> Record:
+    """The record of the finished run in a folder."""
+    store = Store.open(folder)
+    lines = store.rounds()
+    if not any(line.get("reports") for line in lines):
+        raise UserError(f"{folder}: no client reported a gain; the plan needs detection = 'gain'")
+    return Record(
+        plan=content_key(store.plan()),
+        clients=len(store.about["clients"]),
+        attackers=frozenset(one["client"] for one in store.about["clients"] if one["attacker"]),
+        rounds=tuple(round_of(line) for line in lines),
+        betas=tuple(betas_of(lines)),
+        seconds=round(sum(line["seconds"] for line in read_lines(folder / "timing.jsonl")), 2),
+    )
+
+
+def betas_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, float]]:
+    for line in lines:
+        scores = line.get("scores")
+        if scores and scores["beta"] is not None:
+            yield line["round"], scores["beta"]
+
+
+def write(path: Path, record: Record) -> None:
+    """Compact: a report is a list of numbers."""
+    table = {
+        "version": VERSION,
+        "plan": record.plan,
+        "clients": record.clients,
+        "attackers": sorted(record.attackers),
+        "betas": record.betas,
+        "seconds": record.seconds,
+        "rounds": [
+            [
+                played.round,
+                sorted(played.answered),
+                None if played.seen is None else [_short(getattr(played.seen, name)) for name in DIVERGENCE],
+                [_numbers(client, report) for client, report in sorted(played.reports.items())],
+            ]
+            for played in record.rounds
+        ],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, gzip.compress(json.dumps(table, separators=(",", ":")).encode(), mtime=0))
+
+
+def read(path: Path) -> Record:
+    try:
+        table = json.loads(gzip.decompress(path.read_bytes()))
+        if table["version"] != VERSION:
+            raise ValueError(f"version {table['version']}")
+        return Record(
+            plan=table["plan"],
+            clients=table["clients"],
+            attackers=frozenset(table["attackers"]),
+            rounds=tuple(_recorded(*one) for one in table["rounds"]),
+            betas=tuple((int(round), float(beta)) for round, beta in table["betas"]),
+            seconds=table["seconds"],
+        )
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: no record of a run ({error}); delete it, and the run is recorded again") from None
+
+
+def round_of(line: Mapping[str, Any]) -> RecordedRound:
+    seen = None
+    if line.get("delta") is not None:
+        seen = Divergence(**{name: float(line[name]) for name in DIVERGENCE})
+    reports = {one["client"]: _report(one) for one in line.get("reports") or ()}
+    return RecordedRound(line["round"], frozenset(line["answered"]), seen, reports)
+
+
+def _report(table: Mapping[str, Any]) -> GainReport:
+    return GainReport(
+        samples=table["samples"],
+        private=Paired(**{name: table["private"][name] for name in ("mean", "square")}),
+        equal_age=Paired(**{name: table["equal_age"][name] for name in ("mean", "square")}),
+        first_batch=table.get("first_batch"),
+    )
+
+
+def _numbers(client: ClientId, report: GainReport) -> list[float | None]:
+    pairs = (report.private, report.equal_age)
+    first = None if report.first_batch is None else _short(report.first_batch)
+    return [client, report.samples, *(_short(value) for pair in pairs for value in (pair.mean, pair.square)), first]
+
+
+def _short(value: float) -> float:
+    """Nine digits: a share of validation samples to the last of them."""
+    return float(f"{value:.9g}")
+
+
+def _recorded(
+    round: int, answered: list[int], seen: list[float] | None, reports: list[list[float | None]]
+) -> RecordedRound:
+    divergence = None if seen is None else Divergence(**dict(zip(DIVERGENCE, seen, strict=True)))
+    return RecordedRound(round, frozenset(answered), divergence, dict(_read_report(*one) for one in reports))
+
+
+def _read_report(
+    client: Any, samples: Any, mean: Any, square: Any, young_mean: Any, young_square: Any, first: Any
+) -> tuple[ClientId, GainReport]:
+    report = GainReport(int(samples), Paired(mean, square), Paired(young_mean, young_square), first_batch=first)
+    return int(client), report

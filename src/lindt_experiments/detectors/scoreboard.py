@@ -1,0 +1,226 @@
+"""`lindt reproduce detectors`: play what is missing, record it, replay every detector over it, write the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final, final
+
+from rich.console import Console
+
+from lindt.errors import UserError
+from lindt.server.detection.divergence import is_negative
+from lindt_experiments.detectors import null_levels, outcomes, page, records
+from lindt_experiments.detectors.configurations import SLOW, TASKS, Configuration, configurations, seeds_of
+from lindt_experiments.detectors.outcomes import DetectorOutcome
+from lindt_experiments.detectors.records import Record
+from lindt_experiments.detectors.replays import read_all
+from lindt_experiments.plans.keys import content_key, private_group
+from lindt_experiments.queue.gather import Origin, ended
+from lindt_experiments.queue.jobs import Job, fetch_data
+from lindt_experiments.queue.progress import Audience, play_jobs, say_json
+from lindt_experiments.queue.work import work_of
+
+TOGETHER: Final = 12  # short runs that one process plays
+LAST: Final = 10  # scored rounds that decide the label
+NAME: Final = "detectors"
+TITLE: Final = "every detector over the same federations: detected, false alarms, delay (smoke and cpu)"
+
+
+@final
+@dataclass(frozen=True)
+class Wanted:
+    """One run of a configuration, as a job of the queue."""
+
+    configuration: Configuration
+    index: int
+    job: Job
+
+    @property
+    def cell(self) -> tuple[str, int]:
+        return self.configuration.name, self.index
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line."""
+
+    scale: str
+    seeds: int
+    jobs: int
+    runs: Path
+    results: Path
+    task: str | None = None
+    replay: bool = False  # every detector over all records, not only over new ones
+    as_json: bool = False
+    console: Console = field(default_factory=Console)
+
+    def __post_init__(self) -> None:
+        configurations(self.scale)
+        if self.task not in (None, *TASKS, *SLOW):
+            raise UserError(f"--task {self.task}: choose among {', '.join((*TASKS, *SLOW))}")
+        for name, number in (("--seeds", self.seeds), ("--jobs", self.jobs)):
+            if number < 1:
+                raise UserError(f"{name} {number}: at least 1")
+
+    @property
+    def command(self) -> str:
+        task = f" --task {self.task}" if self.task else ""
+        return f"lindt reproduce {NAME} --scale {self.scale} --seeds {self.seeds}{task}"
+
+    def wanted(self) -> list[Wanted]:
+        return [
+            Wanted(one, index, job_for(one, index, self.runs))
+            for one in configurations(self.scale)
+            if self.task in (None, one.task)
+            for index in range(seeds_of(one, self.seeds))
+        ]
+
+    def say(self, text: str) -> None:
+        if not self.as_json:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def job_for(configuration: Configuration, index: int, runs: Path) -> Job:
+    plan = configuration.plan(index)
+    key = content_key(plan)
+    folder = runs / f"{plan.name}-{index}-{key[:8]}"
+    batch = "" if configuration.task in SLOW else "short"
+    return Job((), plan, key, private_group(plan), folder, work_of(plan), batch)
+
+
+def reproduce(request: Request) -> int:
+    """Play, record, replay, show. Returns the exit code: 1 where a run failed."""
+    origin = Origin.now(request.command)
+    wanted = request.wanted()
+    left = to_play(wanted, request)
+    fetch_data(one.job.plan for one in left)
+    _keep_known(wanted, request, origin)
+    failed = _play(left, request, origin)
+    kept = current(outcomes.load(request.results, request.scale), request.scale)
+    if kept:
+        null_levels.measure(request.results, request.scale, again=request.replay)
+        written = page.write(kept, request.scale, request.results)
+        _show(request, kept, written)
+    if request.as_json:
+        say_json({"event": "end", "played": len(left) - failed, "failed": failed})
+    if failed:
+        request.say(f"{failed} of {len(left)} runs failed; the same command tries them again")
+    return 1 if failed else 0
+
+
+def to_play(wanted: Sequence[Wanted], request: Request) -> list[Wanted]:
+    """Runs of which neither the results nor a record nor a finished run know."""
+    known = {(one.cell, one.plan) for one in outcomes.load(request.results, request.scale)}
+    return [
+        one
+        for one in wanted
+        if (one.cell, one.job.key) not in known
+        and not records.path_of(request.runs, one.job.key).exists()
+        and not ended(one.job.folder, one.job.key)
+    ]
+
+
+def _keep_known(wanted: Sequence[Wanted], request: Request, origin: Origin) -> None:
+    """Replay over what is recorded or played already: what the results lack, or with --replay all of it."""
+    known = {(one.cell, one.plan) for one in outcomes.load(request.results, request.scale)}
+    fresh, absent = [], 0
+    for one in wanted:
+        if (one.cell, one.job.key) in known and not request.replay:
+            continue
+        record = record_for(one, request.runs)
+        if record is not None:
+            fresh.append(outcome_of(one, record, request.scale, origin))
+        absent += record is None and (one.cell, one.job.key) in known
+    if fresh:
+        outcomes.keep(request.results, request.scale, fresh)
+        request.say(f"replayed all detectors over {len(fresh)} recorded runs")
+    if absent:
+        request.say(f"{absent} kept runs have no record in {request.runs}: their lines stay as they are")
+
+
+def record_for(wanted: Wanted, runs: Path) -> Record | None:
+    """From its file, or from the folder of the finished run; None where there is neither."""
+    path = records.path_of(runs, wanted.job.key)
+    if path.exists():
+        return records.read(path)
+    if not ended(wanted.job.folder, wanted.job.key):
+        return None
+    record = records.record_of(wanted.job.folder)
+    records.write(path, record)
+    return records.read(path)  # as a later replay reads it
+
+
+def _play(left: Sequence[Wanted], request: Request, origin: Origin) -> int:
+    by_key = {one.job.key: one for one in left}
+
+    def keep(job: Job) -> None:
+        one = by_key[job.key]
+        record = record_for(one, request.runs)
+        assert record is not None
+        outcomes.keep(request.results, request.scale, [outcome_of(one, record, request.scale, origin)])
+
+    told = Audience(request.console, request.as_json, request.command)
+    return play_jobs([one.job for one in left], request.jobs, TOGETHER, keep, told)
+
+
+def outcome_of(wanted: Wanted, record: Record, scale: str, origin: Origin) -> DetectorOutcome:
+    """The truth about a run and what each detector says of it."""
+    betas = [beta for _, beta in record.betas]
+    if not betas:
+        raise UserError(f"{wanted.job.name}: no round has a beta; nothing can be judged by it")
+    last = betas[-LAST:]
+    return DetectorOutcome(
+        configuration=wanted.configuration.name,
+        part=wanted.configuration.part,
+        task=wanted.configuration.task,
+        scale=scale,
+        index=wanted.index,
+        plan=record.plan,
+        rounds=len(record.rounds),
+        clients=record.clients,
+        attackers=len(record.attackers),
+        samples=sum(report.samples for report in record.last_reports.values()),
+        negative=is_negative(betas, LAST),
+        beta=sum(last) / len(last),
+        scored=tuple(round for round, _ in record.betas),
+        beta_curve=tuple(betas),
+        delta=tuple(None if played.seen is None else played.seen.delta for played in record.rounds),
+        readings={name: asdict(reading) for name, reading in read_all(record).items()},
+        command=origin.command,
+        commit=origin.commit,
+        date=origin.date,
+        seconds=record.seconds,
+    )
+
+
+def current(kept: Sequence[DetectorOutcome], scale: str) -> list[DetectorOutcome]:
+    """Lines whose plan is still that of their configuration."""
+    known = {one.name: one for one in configurations(scale)}
+    found = [one for one in kept if one.configuration in known]
+    return [one for one in found if content_key(known[one.configuration].plan(one.index)) == one.plan]
+
+
+def _show(request: Request, kept: Sequence[DetectorOutcome], written: Path) -> None:
+    if request.as_json:
+        say_json({"event": "page", "name": NAME, "file": str(written), "runs": len(kept)})
+        return
+    for words in page.conclusions(kept, null_levels.read(request.results, request.scale)):
+        request.say(words.replace("**", ""))
+    request.say(str(written))
+
+
+def dry_run(request: Request) -> None:
+    """How many runs would be played, by task and part."""
+    wanted = request.wanted()
+    left = to_play(wanted, request)
+    counted = Counter((one.configuration.task, one.configuration.part) for one in left)
+    for (task, part), number in sorted(counted.items()):
+        if request.as_json:
+            say_json({"event": "plan", "task": task, "part": part, "runs": number})
+        else:
+            request.say(f"{task:10} {part:7} {number:4} runs")
+    request.say(f"{len(left)} of {len(wanted)} runs are left to play")

@@ -1,0 +1,55 @@
+"""LindtMod looks at its client's own data and model when it is first met, and warns in the client's log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from small_apps import heard
+from test_mod import context_of, mod, net, own_app, play, samples
+from test_mod_gain import asked
+
+FOUND = "client 0: its test data are its training data"
+
+
+@pytest.fixture(scope="module")
+def grid() -> Any:
+    return play(own_app([]), rounds=1, epsilon=1e9)
+
+
+def said(grid: Any, folder: Path, rounds: int = 1, reports: bool = True, **settings: Any) -> list[str]:
+    own = own_app([mod(folder, **settings)])
+    with heard() as log:
+        for round in range(1, rounds + 1):
+            assert not own(asked(grid, net(), round, reports=reports), context_of(grid)).has_error()
+    return [text for text in log if text.startswith("! ")]
+
+
+def same(context: Any, _split: str) -> Any:
+    return samples(context, "train")
+
+
+def test_a_healthy_client_warns_of_nothing(grid: Any, tmp_path: Path) -> None:
+    assert said(grid, tmp_path, private_epochs=1) == []
+
+
+def test_test_data_that_are_trained_on_are_told_once(grid: Any, tmp_path: Path) -> None:
+    log = said(grid, tmp_path, rounds=2, data=same, private_epochs=1)
+    assert sum(text.startswith(f"! {FOUND}") for text in log) == 1
+
+
+def test_it_can_be_left_out(grid: Any, tmp_path: Path) -> None:
+    log = said(grid, tmp_path, data=same, private_epochs=1, preflight=False)
+    assert not any(FOUND in text for text in log)
+
+
+def test_a_client_without_a_private_model_needs_no_test_data(grid: Any, tmp_path: Path) -> None:
+    def train_only(context: Any, split: str) -> Any:
+        assert split == "train"
+        return samples(context, split)
+
+    assert said(grid, tmp_path, reports=False, data=train_only) == []

@@ -1,0 +1,166 @@
+"""Detector() for loops of one's own: the test of gains, by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lindt import Detector, GainReport, Paired
+from lindt.errors import PlanError, UserError
+from lindt.protocols import Decision, DetectionState, Evidence
+
+REPORT = GainReport(10, Paired(-0.2, 0.4), Paired(-0.1, 0.3))
+
+
+@dataclass
+class Listening:
+    """Keeps the evidence; says "hurts" while the mean of the round's reports is below 0."""
+
+    heard: list[Evidence] = field(default_factory=list)
+    reports = True
+
+    def begin(self) -> DetectionState:
+        return DetectionState()
+
+    def judge(self, state: DetectionState | None, evidence: Evidence) -> DetectionState:
+        assert state is not None
+        self.heard.append(evidence)
+        known = state.reports | {i: (evidence.round, report) for i, report in evidence.reports.items()}
+        means = [report.private.mean for _, report in known.values()]
+        if not means:
+            return state
+        gain = math.fsum(means) / len(means)
+        verdict = Decision("hurts" if gain < 0 else "helps", evidence.round, gain, 0.1, len(means), 7, 3)
+        return DetectionState(verdict, warning=2, reports=known)
+
+
+def listening(**settings: Any) -> tuple[Detector, list[Evidence]]:
+    test = Listening()
+    return Detector(detection=test, **settings), test.heard
+
+
+class TestWithoutGains:
+    def test_it_raises_and_names_both_ways_out(self) -> None:
+        detector = Detector()
+        with pytest.raises(UserError, match=r"pass gains=\[\.\.\.\].* or .*Detector\(epsilon=\.\.\., patience="):
+            detector.observe([torch.zeros(2)], torch.zeros(2))
+        assert detector.round == 0  # nothing was counted
+
+    @pytest.mark.parametrize("given", [{"patience": 3}, {"statistic": "spread"}, {"counting": "consecutive"}])
+    def test_settings_of_the_papers_rule_need_its_epsilon(self, given: dict[str, Any]) -> None:
+        with pytest.raises(PlanError, match="give epsilon as well"):
+            Detector(**given)
+
+    def test_one_or_the_other(self) -> None:
+        with pytest.raises(UserError, match="leave out one of the two"):
+            Detector(0.1, detection=Listening())
+        with pytest.raises(UserError, match="leave out one of the two"):
+            Detector(0.1).observe([torch.zeros(2)], torch.zeros(2), gains=[0.1])
+
+
+class TestReports:
+    def test_a_float_is_a_report_of_the_largest_variance_and_no_early_warning(self) -> None:
+        detector, heard = listening()
+        detector.observe(gains={"a": -0.25}, samples=40)
+        assert heard[0].reports == {0: GainReport(40, Paired(-0.25, 1.0), Paired(0.0, 0.0))}
+
+    def test_a_pair_keeps_its_mean_square(self) -> None:
+        detector, heard = listening()
+        detector.observe(gains={"a": Paired(-0.25, 0.5)}, samples=40)
+        assert heard[0].reports == {0: GainReport(40, Paired(-0.25, 0.5), Paired(0.0, 0.0))}
+
+    def test_without_samples_a_float_counts_as_one(self) -> None:
+        detector, heard = listening()
+        detector.observe(gains=[0.5, REPORT])
+        assert [report.samples for report in heard[0].reports.values()] == [1, 10]
+
+    @pytest.mark.parametrize(("samples", "found"), [({"a": 3, "b": 5}, [3, 5]), ([3, 5], [3, 5]), (4, [4, 4])])
+    def test_samples_in_any_form(self, samples: Any, found: list[int]) -> None:
+        detector, heard = listening()
+        detector.observe(gains={"a": 0.5, "b": np.float32(0.25)}, samples=samples)
+        assert [report.samples for report in heard[0].reports.values()] == found
+
+    def test_a_client_keeps_its_number_by_its_name(self) -> None:
+        detector, heard = listening(rounds=8, clients=9)
+        detector.observe(gains={"b": 0.1, "a": 0.2})
+        detector.observe(gains={"a": 0.3, "c": REPORT})
+        assert [sorted(evidence.reports) for evidence in heard] == [[0, 1], [1, 2]]
+        assert (heard[1].round, heard[1].rounds, heard[1].clients) == (2, 8, 9)
+        assert heard[1].reports[2] == REPORT
+        assert detector.state is not None
+        assert sorted(detector.state.reports) == [0, 1, 2]  # each client's last
+
+    def test_a_list_has_no_names_so_the_round_before_is_forgotten(self) -> None:
+        detector, _ = listening()
+        detector.observe(gains=[0.1, 0.1, 0.1])
+        verdict = detector.observe(gains=[-0.1])
+        assert (verdict.clients, verdict.gain) == (1, -0.1)
+
+    def test_a_liar_is_clipped_and_nan_counts_for_nothing(self) -> None:
+        detector, heard = listening()
+        detector.observe(
+            gains={"liar": -99.0, "nan": math.nan, "inf": GainReport(5, Paired(math.inf, 1), Paired(0, 0))}
+        )
+        assert {i: report.private.mean for i, report in heard[0].reports.items()} == {0: -1.0}
+
+    def test_a_round_without_reports_is_a_round(self) -> None:
+        detector, heard = listening()
+        assert detector.observe(gains=[]).round == 1
+        assert heard[0].reports == {}
+
+    @pytest.mark.parametrize(
+        ("gains", "samples", "complaint"),
+        [
+            (0.3, None, "gains: of type float"),
+            ("0.3", None, "gains: of type str"),
+            (["a"], None, r"gains\[0\]: of type str"),
+            ([0.3], 0, "number of held-out samples is 0"),
+            ([0.3], [1, 2], "2 given for 1 gains"),
+            ({"a": 0.3}, {"b": 2}, "none for client 'a'"),
+        ],
+    )
+    def test_what_is_no_gain_is_named(self, gains: Any, samples: Any, complaint: str) -> None:
+        with pytest.raises(UserError, match=complaint):
+            Detector().observe(gains=gains, samples=samples)
+
+
+class TestVerdict:
+    def test_it_is_the_tests_answer(self) -> None:
+        detector, _ = listening()
+        verdict = detector.observe(gains={"a": -0.3, "b": 0.1})
+        assert (verdict.state, verdict.since, verdict.error, verdict.needed) == ("hurts", 1, 0.1, 3)
+        assert verdict.gain == pytest.approx(-0.1)
+        assert (verdict.clients, verdict.samples, verdict.warning) == (2, 7, 2)
+        assert verdict.negative
+        assert detector.negative
+        assert (verdict.delta, verdict.w_div) == (None, None)  # no weights were given
+        assert not detector.observe(gains={"a": 0.9}).negative  # a verdict can change
+
+    def test_weights_beside_gains_are_measured_and_decide_nothing(self) -> None:
+        detector, _ = listening()
+        verdict = detector.observe([torch.tensor([300.0, 400.0])], torch.zeros(2), gains=[0.1])
+        assert (verdict.delta, verdict.watched, verdict.state, verdict.negative) == (500.0, 500.0, "helps", False)
+
+    def test_the_papers_rule_has_no_state(self) -> None:
+        verdict = Detector(0.1, 0).observe([torch.tensor([3.0, 4.0])], torch.zeros(2))
+        assert (verdict.delta, verdict.count, verdict.negative, verdict.state) == (5.0, 1, True, None)
+
+    @pytest.mark.parametrize(("gain", "state"), [(-0.3, "hurts"), (0.3, "helps"), (0.0, "undecided")])
+    @pytest.mark.parametrize("named", [True, False])
+    def test_the_test_of_gains_decides(self, gain: float, state: str, named: bool) -> None:
+        """Ten clients of 40 samples: the error of the mean is 1 / sqrt(400) at most, a sixth of 0.3."""
+        detector = Detector(rounds=20, clients=10)
+        for _ in range(20):
+            gains = [gain + 0.02 * (i % 2 or -1) for i in range(10)]
+            verdict = detector.observe(gains=dict(enumerate(gains)) if named else gains, samples=40)
+        assert (verdict.state, verdict.negative) == (state, state == "hurts")
+        assert verdict.gain == pytest.approx(gain)
+        assert (verdict.clients, verdict.samples, verdict.warning) == (10, 400, None)
+
+    def test_the_first_rounds_of_a_run_are_too_early(self) -> None:
+        assert Detector(rounds=100).observe(gains=[-1.0] * 20, samples=100).state == "too early"
