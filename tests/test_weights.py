@@ -10,7 +10,7 @@ from torch import nn
 
 from lindt.protocols import Buffers
 from lindt.server.aggregation import Mean, join_buffers
-from lindt.weights import read_buffers, read_w, trainable, write
+from lindt.weights import last_layer, read_buffers, read_w, trainable, write
 
 
 class Tied(nn.Module):
@@ -89,6 +89,18 @@ def test_a_frozen_parameter_does_not_travel() -> None:
     write(model, torch.tensor([5.0, 6.0, 7.0]), read_buffers(model))
     assert read_w(model).tolist() == [5.0, 6.0, 7.0]
     assert model[0].weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]  # type: ignore[index]
+
+
+def test_the_last_layer_is_the_end_of_w() -> None:
+    two = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 4), nn.Flatten())
+    assert last_layer(two) == slice(3 * 2 + 2, 3 * 2 + 2 + 2 * 4 + 4)  # weight and bias
+    assert torch.equal(read_w(two)[last_layer(two)], read_w(two[2]))
+    assert last_layer(nn.Linear(3, 2)) == slice(0, 8)  # a model of one layer
+    assert last_layer(Tied()) == slice(15, 20)  # the tied weight belongs to the embedding, which comes first
+    two[2].weight.requires_grad_(False)  # what does not travel does not count
+    assert last_layer(two) == slice(8, 12)
+    two[2].bias.requires_grad_(False)
+    assert last_layer(two) == slice(0, 8)
 
 
 def test_writing_reaches_no_gradient() -> None:

@@ -123,6 +123,9 @@ class Divergence:
     clipped: float  # the share of updates longer than S; above a tenth Delta has no limit of zero
     noise_norm: float
     median: float  # Delta with the median over clients in place of Eq. 5's mean: one far client does not move it
+    # The mean over pairs of clients of the cosine of their clipped updates of the last layer (`weights.last_layer`).
+    # Low is suspicious. None where fewer than two clients have an update of it that is not zero, or it is not known.
+    cosine: float | None = None
 
     def watched(self, statistic: Statistic) -> float:
         value: float = getattr(self, statistic)

@@ -20,6 +20,17 @@ def trainable(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
+def last_layer(module: nn.Module) -> slice:
+    """Where the last layer lies in w: the parameters of the module that the last trainable one belongs to.
+
+    By the order in which modules are defined, as in w: fc2.weight and fc2.bias of a model that ends with fc2. A tied
+    parameter belongs to the layer that comes first.
+    """
+    named = [(name.rpartition(".")[0], p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+    layer, total = named[-1][0], sum(size for _, size in named)
+    return slice(total - sum(size for owner, size in named if owner == layer), total)
+
+
 def read_w(module: nn.Module) -> Tensor:
     """w of a module, a copy on the CPU."""
     return torch.cat([p.detach().reshape(-1).cpu() for p in trainable(module)])  # cat copies, one tensor too

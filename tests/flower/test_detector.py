@@ -8,7 +8,7 @@ pytest.importorskip("flwr")
 
 import numpy as np
 from fake_grid import FakeGrid
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, FedMedian, Result
 from small_apps import arrays, heard, pushing
@@ -40,6 +40,48 @@ def test_the_aggregate_is_what_delta_is_measured_around() -> None:
     app = pushing([3, 4], [-3, -4], [3, 4], sizes=(1, 1, 2))
     result, _ = start(NFLDetector(FedAvg(), 1.0, 9), app, rounds=1)
     assert result.train_metrics_clientapp[1]["lindt-delta"] == pytest.approx(12.5 / 3)
+
+
+def moving(**updates: list[list[float]]) -> object:
+    """Client i adds updates[name][i] to the array `name`."""
+
+    def app(message: Message, context: Context) -> Message:
+        client = int(context.node_config["partition-id"])
+        metrics = MetricRecord({"num-examples": 10})
+        if message.metadata.message_type == "evaluate":
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        moved = ArrayRecord()
+        for name, array in message.content["arrays"].items():
+            moved[name] = Array(array.numpy() + np.array(updates[name.replace(".", "_")][client], np.float32))
+        return Message(RecordDict({"arrays": moved, "metrics": metrics}), reply_to=message)
+
+    return app
+
+
+def measured(first: dict[str, list[float]], app: object) -> float | None:
+    detector = NFLDetector(FedAvg(fraction_evaluate=0.0), 1.0, 9)
+    result = detector.start(FakeGrid(app, 3), arrays(**first), num_rounds=2)
+    assert detector.seen is not None
+    told = result.train_metrics_clientapp[2].get("lindt-cosine")
+    assert told == detector.seen.cosine
+    return detector.seen.cosine
+
+
+def test_the_cosine_is_of_the_updates_of_the_last_array_and_of_those_of_its_layer() -> None:
+    """The last by the order of the model, not by name; from w = 5, where the weights themselves nearly agree."""
+    first = {"z.weight": [5.0, 5.0], "a.weight": [5.0, 5.0], "a.bias": [5.0]}
+    same = [[1.0, 1.0]] * 3
+    # The pairs of the layer's updates (1, 0, 0), (1, 0, 0), (-1, 0, 0) have the cosines 1, -1, -1.
+    app = moving(z_weight=same, a_weight=[[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]], a_bias=[[0.0]] * 3)
+    assert measured(first, app) == pytest.approx(-1 / 3)
+    # At right angles, if the bias counts.
+    app = moving(z_weight=same, a_weight=[[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], a_bias=[[0.0], [0.0], [1.0]])
+    assert measured(first, app) == pytest.approx(0.0, abs=1e-7)
+
+
+def test_arrays_without_names_of_layers_have_no_cosine() -> None:
+    app = moving(**{"0": [[1.0]] * 3, "1": [[1.0]] * 3})
+    assert measured({"0": [5.0], "1": [5.0]}, app) is None
 
 
 @pytest.mark.parametrize("patience", [0, 1])

@@ -72,6 +72,16 @@ def test_a_round_without_a_valid_update_has_no_divergence() -> None:
     assert not fits(told | {"delta": "far"}, ROUND)
 
 
+def test_a_run_from_before_the_cosine_is_read(tmp_path: Path) -> None:
+    list(run_plan(tiny(), tmp_path / "run"))
+    file = tmp_path / "run" / "rounds.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    assert all(-1 <= one.pop("cosine") <= 1 for one in lines)
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert "cosine" not in read_run(tmp_path / "run").rounds[0]
+    assert not fits(lines[0] | {"cosine": "near"}, ROUND)
+
+
 def test_the_types_of_the_page_are_those_of_the_schema() -> None:
     assert TARGET.read_text(encoding="utf-8") == page_types(), "the schema has changed: run `make page`"
 

@@ -17,6 +17,7 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.errors import PlanError, UserError
+from lindt.plan.models import Mlp
 from lindt.plan.plan import METHODS, Alone, Method, Plan, Scoring, Training
 from lindt.plan.problem import Problem, attackers_of, problem_for
 from lindt.protocols import Buffers, RecoveryState, Reply, Task
@@ -51,6 +52,24 @@ def one_weight(clients: int = 3, **changes: object) -> tuple[Plan, Problem]:
         scoring=Scoring(last=1),
     )
     return replace(plan, **changes), problem  # type: ignore[arg-type]
+
+
+def test_a_rounds_cosine_is_that_of_the_clipped_updates_of_the_last_layer() -> None:
+    """The same numbers from the replies of each client, pair by pair."""
+    environment = Environment(Sampled(rate=1.0), privacy=Gaussian(S=0.05, sigma=0.0))
+    plan = tiny(model=Mlp(64, 8), environment=environment)
+    problem = problem_for(plan)
+    engine, state = InProcess(plan, problem), begin(plan, problem)
+    replies = list(
+        engine.dispatch([Task("train", "", i, 1, state.w, state.buffers, False) for i in engine.available()])
+    )
+    last = sum(p.numel() for p in list(problem.model().parameters())[-2:])
+    updates = [(reply.w - state.w)[-last:].double() for reply in replies if reply.w is not None]
+    pairs = [torch.cosine_similarity(a, b, dim=0) for i, a in enumerate(updates) for b in updates[:i]]
+    _, result = play_round(state, plan, problem, InProcess(plan, problem))
+    assert result.seen is not None
+    assert len(pairs) > 1
+    assert result.seen.cosine == pytest.approx(float(torch.stack(pairs).mean()), rel=1e-4)
 
 
 def test_one_round_of_fedavg_by_hand() -> None:

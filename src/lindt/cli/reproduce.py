@@ -29,6 +29,10 @@ def reproduce(
     replay: Annotated[
         bool, typer.Option("--replay", help="`detectors` only: judge all recorded runs again by today's code.")
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="`detectors` only: also play kept runs that lack the cosine of updates."),
+    ] = False,
     claims: Annotated[bool, typer.Option("--claims", help="Hold the paper's findings against what is kept.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -76,6 +80,7 @@ def reproduce(
             results=results,
             task=task,
             replay=replay,
+            again=again,
             as_json=as_json,
             console=console,
         )
@@ -84,7 +89,9 @@ def reproduce(
         elif code := scoreboard.reproduce(board):
             raise typer.Exit(code)
         return
-    if name == "attacks" and not replay:
+    if replay or again:
+        raise UserError(f"{'--replay' if replay else '--again'}: of `detectors` only, not of {name}")
+    if name == "attacks":
         if task:
             raise UserError("--task: `attacks` has one; choose attacks by --world and methods by --only")
         grid = attack_board.Request(
@@ -103,8 +110,6 @@ def reproduce(
         elif code := attack_board.reproduce(grid):
             raise typer.Exit(code)
         return
-    if replay:
-        raise UserError(f"--replay: of `detectors` only, not of {name}")
     request = reproducing.Request(
         name=name,
         scale=scale,

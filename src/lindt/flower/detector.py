@@ -252,7 +252,9 @@ class NFLDetector(Strategy):
         else:  # Flower's adaptive clipping divides by the number of valid answers
             log_message(f"round {round}: no valid answer; w stays as it was", warn=True)
             arrays, metrics = None, None
-        self.seen = measure_round(valid, arrays, clip_norm, self._probes, self._warnings) if arrays else None
+        self.seen = (
+            measure_round(valid, self._sent, arrays, clip_norm, self._probes, self._warnings) if arrays else None
+        )
         self._probes.forget()
         number = self._recorder.number
         answered = frozenset(number(node) for node in valid.nodes)
@@ -355,7 +357,8 @@ class NFLDetector(Strategy):
     def _with_verdict(self, metrics: MetricRecord | None, reports: int) -> MetricRecord:
         record = MetricRecord() if metrics is None else metrics
         for name, value in vars(self.seen).items() if self.seen else ():
-            record[PREFIX + name.replace("_", "-")] = float(value)
+            if value is not None:
+                record[PREFIX + name.replace("_", "-")] = float(value)
         if self.found is None:
             record[PREFIX + "count"] = self.state.count
         else:

@@ -4,7 +4,7 @@ Flower's DP wrappers do not show their noise (Eq. 4, 7). A probe strategy stands
 What the lower one passes up is the aggregate before noise, what the upper one passes up the aggregate after: their
 difference is the noise. The lower one also sees the clipped updates.
 
-Legend: K clients answering, P weights.
+Legend: K clients answering, P weights, L of them in the last layer.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from lindt.flower.protocol import log_message
 from lindt.flower.replies import ValidReplies, statistics_of, weights_of
 from lindt.protocols import Buffers, Divergence, Statistic
 from lindt.server.aggregation import buffer_divergence
+from lindt.server.detection.detector import NORM_STATISTICS
 from lindt.server.detection.divergence import divergence, measure
 
 # A client that clips itself sends an update of length S, give or take what float32 loses.
@@ -33,9 +34,17 @@ NO_COUNTS = torch.empty(0, dtype=torch.int64)
 
 
 def measure_round(
-    valid: ValidReplies, arrays: ArrayRecord, clip_norm: float | None, probes: Probes, warnings: DetectorWarnings
+    valid: ValidReplies,
+    sent: ArrayRecord,
+    arrays: ArrayRecord,
+    clip_norm: float | None,
+    probes: Probes,
+    warnings: DetectorWarnings,
 ) -> Divergence | None:
-    """Eq. 5 and 7; None where nothing can be measured. `clip_norm` is S as it was when the round was clipped."""
+    """Eq. 5 and 7; None where nothing can be measured. `clip_norm` is S as it was when the round was clipped.
+
+    `sent` is w^{r-1}, `arrays` what the strategy made of the replies.
+    """
     if not valid.nodes:
         return None
     w_P = weights_of(arrays, valid.names)
@@ -45,8 +54,8 @@ def measure_round(
     given_KP = probes.given(valid.w_KP)
     clipped = clipped_share(valid.lengths_K, clip_norm)
     # `spread` is the same of weights as of updates: they differ by w^{r-1} alone.
-    seen = measure(valid.w_KP, w_P, probes.noise(w_P), given_KP, clipped)
-    if not all(math.isfinite(value) for value in vars(seen).values()):
+    seen = measure(valid.w_KP, w_P, probes.noise(w_P), given_KP, clipped, last_updates(given_KP, sent, valid.names))
+    if not all(math.isfinite(value) for value in vars(seen).values() if value is not None):
         log_message("the aggregate is NaN or infinite; the strategy made it so, no client's update was", warn=True)
         return None
     if clip_norm is not None:
@@ -54,6 +63,23 @@ def measure_round(
     if not is_mean(probes.before_noise(w_P), given_KP, torch.tensor(valid.sizes_K)):
         warnings.no_mean()
     return seen
+
+
+def last_updates(given_KP: Tensor, sent: ArrayRecord, names: frozenset[str]) -> Tensor | None:
+    """The updates of the last layer: of the arrays whose names begin as that of the last one, up to its last dot.
+
+    The order is that of `sent`, a state dict's. None where the arrays have no such names, as those of a list, and where
+    clients return others than they were sent.
+    """
+    ordered = [name for name in sent if name in names and not name.endswith(NORM_STATISTICS)]
+    if not ordered or not names <= sent.keys() or "." not in ordered[-1]:
+        return None
+    layer, sizes = ordered[-1].rpartition(".")[0], {name: math.prod(sent[name].shape) for name in ordered}
+    if sum(sizes.values()) != given_KP.shape[1]:
+        return None
+    # `weights_of` puts the arrays one after another by name.
+    columns_P = torch.cat([torch.full((sizes[name],), name.rpartition(".")[0] == layer) for name in sorted(ordered)])
+    return given_KP[:, columns_P] - weights_of(sent, names)[columns_P]
 
 
 def measure_statistics(valid: ValidReplies, arrays: ArrayRecord) -> float | None:

@@ -64,8 +64,9 @@ CLIENT_SCORE: dict[str, Any] = {
 }
 # What the server measures in a round: `protocols.Divergence`. Missing where no valid update came back.
 DIVERGENCE: dict[str, Any] = {
-    name: Nullable(NUMBER) for name in ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm")
-}
+    name: Nullable(NUMBER)
+    for name in ("w_div", "delta", "clean", "spread", "median", "clipped", "noise_norm", "cosine")
+}  # earlier runs have no `cosine`
 STATISTICS = ("delta", "clean", "spread", "median")  # of DIVERGENCE, those that a detector may watch
 REFUSAL = {"client": WHOLE, "reason": TEXT}
 # A client's report of its gain on its validation part: `protocols.GainReport`.

@@ -110,9 +110,10 @@ def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -
     available, attackers = engine.available(), attackers_of(plan, N)
     asked = env.participation.active(state.seed_for(plan, "active", r), available, attackers, N)  # C_r
     replies = engine.dispatch([_task("train", state, i, r) for i in asked])
+    first = initial_weights(problem, plan)
     wanted = env.participation.wanted(N)  # K
     updates_KP, sizes_K, theirs, answered, refused, reports = collect_updates(
-        replies, set(asked), r, state.w, state.buffers, wanted, initial_weights(problem, plan).float_buffers
+        replies, set(asked), r, state.w, state.buffers, wanted, first.float_buffers
     )
     if attackers:
         _conspire(env.threat, r, updates_KP, answered, attackers)
@@ -124,7 +125,8 @@ def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -
         step_P = method.aggregator(clipped_KP, sizes_K) + noise_P
         w = state.w + step_P  # Eq. 4
         # Eq. 5, 7, from w^{r-1} as the origin: w_i - w is the update less the step.
-        seen = measure(updates_KP, step_P, noise_P, clipped_KP, env.privacy.clipped(updates_KP))
+        clipped, last_KL = env.privacy.clipped(updates_KP), clipped_KP[:, first.last_layer]
+        seen = measure(updates_KP, step_P, noise_P, clipped_KP, clipped, last_KL)
     else:
         w, buffers, seen, buffer_div = state.w, state.buffers, None, None
     evidence = Evidence(r, seen, frozenset(answered), N, plan.rounds, reports)

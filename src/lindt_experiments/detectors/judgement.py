@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Final, final
 
 from lindt_experiments.detectors.outcomes import DetectorOutcome
-from lindt_experiments.detectors.readings import MOMENTS, delta_reading
+from lindt_experiments.detectors.readings import MOMENTS, Reading, delta_reading, low_cosine, low_recent_cosine
 from lindt_experiments.detectors.statistics import Share, area, share
 
 # Every detector by the name of its reading, in the order of the page.
@@ -20,6 +20,8 @@ DETECTORS: Final = {
     "fl-guard": "FL-GUARD's rule",
     "delta": "Delta, the paper's rule (0.1, more than 25 of 80 rounds)",
     "delta-best": "Delta at the best single epsilon of the design part",
+    "cosine": "cosine of updates, last layer: low in more than 25 of 80 rounds",
+    "cosine-recent": "cosine of updates, last layer: low on average over a tenth of the rounds",
     "reader": "a perfect reader of the V_i, at the end",
 }
 LIED: Final = {
@@ -32,6 +34,9 @@ LIED: Final = {
 }
 BINS: Final = ((0.0, 0.02), (0.02, 0.05), (0.05, 0.10), (0.10, 1.01))  # of |beta|
 EPSILONS: Final = tuple(0.001 * 10 ** (step / 8) for step in range(33))  # 0.001 to 10
+COSINES: Final = tuple(step / 50 for step in range(-50, 51))  # -1 to 1
+CosineRule = Callable[[Sequence[float | None], float], Reading]
+COSINE_RULES: Final[dict[str, CosineRule]] = {"cosine": low_cosine, "cosine-recent": low_recent_cosine}
 Outcomes = Sequence[DetectorOutcome]
 
 
@@ -91,27 +96,50 @@ def part(outcomes: Outcomes, name: str) -> list[DetectorOutcome]:
     return [one for one in outcomes if one.part == name]
 
 
-def with_delta(outcomes: Outcomes) -> tuple[list[DetectorOutcome], float]:
-    """The paper's rule, and Delta at the epsilon that the design part chooses; that epsilon."""
-    epsilon = best_epsilon(part(outcomes, "design"))
+def with_server_statistics(outcomes: Outcomes) -> tuple[list[DetectorOutcome], dict[str, float]]:
+    """With readings of what a server measures by itself, Delta and the cosine; the threshold of each.
+
+    Thresholds are chosen on the design part. There is a reading of the cosine for runs that have its curve, and for
+    none while the design part lacks negative or healthy runs that do.
+    """
+    design = part(outcomes, "design")
+    thresholds = {"delta-best": best_epsilon(design)}
+    if {one.negative for one in design if cosines_of(one)} == {True, False}:
+        thresholds |= {name: best_cosine(design, rule) for name, rule in COSINE_RULES.items()}
     found = []
     for one in outcomes:
-        said = {"delta": delta_reading(one.delta), "delta-best": delta_reading(one.delta, epsilon)}
+        said = {"delta": delta_reading(one.delta), "delta-best": delta_reading(one.delta, thresholds["delta-best"])}
+        cosines = cosines_of(one)
+        for name in COSINE_RULES.keys() & thresholds.keys() if cosines else ():
+            said[name] = COSINE_RULES[name](cosines, thresholds[name])
         for name, reading in said.items():
             one = one.with_reading(name, asdict(reading))
         found.append(one)
-    return found, epsilon
+    return found, thresholds
+
+
+def cosines_of(outcome: DetectorOutcome) -> Sequence[float | None]:
+    """The curve; empty where no round has a value: in old lines, and where one client a round makes no pair."""
+    curve = outcome.cosine or ()
+    return curve if any(value is not None for value in curve) else ()
+
+
+def best_cosine(design: Outcomes, rule: CosineRule) -> float:
+    """As `best_epsilon`, over the runs that have the curve; the lowest of equals."""
+    curves = [(one.negative, cosines) for one in design if (cosines := cosines_of(one))]
+    return max(COSINES, key=lambda at: _youden([(negative, rule(cosines, at)) for negative, cosines in curves]))
 
 
 def best_epsilon(design: Outcomes) -> float:
     """The epsilon with the most detections less false alarms, both as shares; the smallest of equals."""
+    return max(EPSILONS, key=lambda at: _youden([(one.negative, delta_reading(one.delta, at)) for one in design]))
 
-    def youden(epsilon: float) -> float:
-        raised = [(one.negative, delta_reading(one.delta, epsilon).alarm is not None) for one in design]
-        detected, false = (share([alarm for negative, alarm in raised if negative is kind]) for kind in (True, False))
-        return (detected.value or 0.0) - (false.value or 0.0)
 
-    return max(EPSILONS, key=youden)
+def _youden(said: Sequence[tuple[bool, Reading]]) -> float:
+    """The share of negative runs with an alarm, less that of healthy ones."""
+    raised = [(negative, reading.alarm is not None) for negative, reading in said]
+    detected, false = (share([alarm for negative, alarm in raised if negative is kind]) for kind in (True, False))
+    return (detected.value or 0.0) - (false.value or 0.0)
 
 
 @final

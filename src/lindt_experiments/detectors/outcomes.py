@@ -42,6 +42,7 @@ class DetectorOutcome:
     commit: str
     date: str
     seconds: float
+    cosine: tuple[float | None, ...] | None = None  # of every round; absent in lines from before it was measured
 
     @property
     def cell(self) -> tuple[str, int]:
@@ -88,7 +89,9 @@ def keep(folder: Path, scale: str, outcomes: Iterable[DetectorOutcome]) -> None:
 
 def _line(outcome: DetectorOutcome) -> str:
     table = rounded({field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}, digits=4)
-    for curve in ("beta_curve", "delta", "readings"):  # most of a line
+    if outcome.cosine is None:
+        del table["cosine"]
+    for curve in table.keys() & {"beta_curve", "delta", "readings", "cosine"}:  # most of a line
         table[curve] = rounded(table[curve], digits=3)
     return json.dumps(table, allow_nan=False, separators=(",", ":"))
 
@@ -100,8 +103,9 @@ def _outcome(line: str, where: str) -> DetectorOutcome:
     except ValueError:
         raise UserError(f"{where}: no valid JSON; take the file back from version control") from None
     names = [field.name for field in dataclasses.fields(DetectorOutcome)]
-    if not isinstance(table, dict) or set(table) != set(names):
+    if not isinstance(table, dict) or {*table, "cosine"} != set(names):
         raise UserError(f"{where}: not the fields of a detector's outcome; use the lindt that wrote it")
+    table.setdefault("cosine", None)
     plain = {name: checked(hints[name], table[name], f"{where}, {name}") for name in names if name != "readings"}
     return DetectorOutcome(**plain, readings=_readings(table["readings"], f"{where}, readings"))
 

@@ -21,12 +21,12 @@ from lindt_experiments.detectors.judgement import (
     judge,
     part,
     reader_error,
-    with_delta,
+    with_server_statistics,
     within,
 )
 from lindt_experiments.detectors.readings import MOMENTS
 from lindt_experiments.detectors.statistics import Share
-from lindt_experiments.figures.style import BLUE, FONT, GREEN, GREY, ORANGE, PINK, VERMILION, new_figure
+from lindt_experiments.figures.style import BLUE, FONT, GREEN, GREY, ORANGE, PINK, SKY, VERMILION, YELLOW, new_figure
 from lindt_experiments.tables.sheets import Sheet, as_markdown
 
 Nulls = dict[str, Any] | None
@@ -38,8 +38,11 @@ COLOURS: Final = {
     "fl-guard": PINK,
     "delta": VERMILION,
     "delta-best": GREY,
+    "cosine": YELLOW,
+    "cosine-recent": SKY,
     "reader": "black",
 }
+SHORT: Final = {"gain-median": "gain, median", "cosine": "cosine", "cosine-recent": "cosine, recent"}  # in the plot
 TASKS: Final = {
     "digits": "digits",
     "mnist": "MNIST, 14 x 14",
@@ -83,7 +86,7 @@ def write(kept: Outcomes, scale: str, results: Path) -> Path:
         *conclusions(kept, nulls),
     )
     write_whole(path, as_markdown(sheets(kept, nulls), HEADING, origin).encode())
-    full, _ = with_delta(kept)
+    full, _ = with_server_statistics(kept)
     with rc_context({"svg.hashsalt": "lindt", "svg.fonttype": "none"}):
         draw(full).savefig(plot, format="svg", metadata={"Date": None})
     return path
@@ -91,7 +94,7 @@ def write(kept: Outcomes, scale: str, results: Path) -> Path:
 
 def conclusions(kept: Outcomes, nulls: Nulls = None) -> tuple[str, ...]:
     """What is reached and what is not, in words."""
-    full, _ = with_delta(kept)
+    full, _ = with_server_statistics(kept)
     asked = _asked(full, nulls)
     told = {
         "Reached": [goal for goal in asked if goal.reached],
@@ -106,13 +109,11 @@ def conclusions(kept: Outcomes, nulls: Nulls = None) -> tuple[str, ...]:
 
 
 def sheets(kept: Outcomes, nulls: Nulls = None) -> list[Sheet]:
-    full, epsilon = with_delta(kept)
+    full, thresholds = with_server_statistics(kept)
     judged = part(full, "judged")
     found = [
         _goals(full, nulls),
-        _comparison(
-            judged, "The judged part: every detector", DETECTORS, (f"The best single epsilon is {epsilon:.3g}.",)
-        ),
+        _comparison(judged, "The judged part: every detector", DETECTORS, _thresholds(thresholds)),
         _areas(judged),
         _bins(judged),
         _lies(judged),
@@ -122,6 +123,26 @@ def sheets(kept: Outcomes, nulls: Nulls = None) -> list[Sheet]:
         _counts(full),
     ]
     return [*found, *null_levels.sheets(nulls)] if nulls else found
+
+
+def _thresholds(chosen: dict[str, float]) -> tuple[str, ...]:
+    epsilon = f"The best single epsilon is {chosen['delta-best']:.3g}."
+    if "cosine" not in chosen:
+        return epsilon, "The cosine has no row: no threshold can be chosen while the design part lacks its curve."
+    return epsilon, (
+        f"The cosine is the mean over pairs of clients of a round. Low is below {chosen['cosine']:.2f} in a round and "
+        f"below {chosen['cosine-recent']:.2f} over a tenth of the rounds, the best thresholds of the design part."
+    )
+
+
+def _covered(outcomes: Outcomes, which: dict[str, str]) -> tuple[str, ...]:
+    """A sentence for the detectors whose rows rest on fewer runs than the others'."""
+    some = [(words, [one for one in outcomes if name in one.readings]) for name, words in which.items()]
+    return tuple(
+        f"Only {len(mine)} of {len(outcomes)} runs have this row's values, {_counted(mine)[:-1]}: {words}."
+        for words, mine in some
+        if 0 < len(mine) < len(outcomes)
+    )
 
 
 def _goals(outcomes: Outcomes, nulls: Nulls) -> Sheet:
@@ -156,7 +177,7 @@ def _comparison(outcomes: Outcomes, title: str, which: dict[str, str], remarks: 
         "alarms in time of need",
     )
     rows = tuple(_row(judge(outcomes, name), words) for name, words in which.items() if _known(outcomes, name))
-    return Sheet(title, columns, rows, (_counted(outcomes), *remarks))
+    return Sheet(title, columns, rows, (_counted(outcomes), *_covered(outcomes, which), *remarks))
 
 
 def _known(outcomes: Outcomes, detector: str) -> bool:
@@ -179,7 +200,8 @@ def _areas(outcomes: Outcomes) -> Sheet:
         for name, words in DETECTORS.items()
         if _known(outcomes, name)
     )
-    return Sheet("AUC over the rounds, judged part", ("detector", *(f"at {moment}" for moment in MOMENTS)), rows)
+    columns = ("detector", *(f"at {moment}" for moment in MOMENTS))
+    return Sheet("AUC over the rounds, judged part", columns, rows, _covered(outcomes, DETECTORS))
 
 
 def _bins(outcomes: Outcomes) -> Sheet:
@@ -193,6 +215,7 @@ def _bins(outcomes: Outcomes) -> Sheet:
     remarks = tuple(
         f"{words} points: {_counted(within(outcomes, *edges))}" for words, edges in zip(_edges(), BINS, strict=True)
     )
+    remarks = (*remarks, *_covered(outcomes, DETECTORS))
     return Sheet("By the size of the gain, |beta| in points", ("", *_edges()), tuple(rows), remarks)
 
 
@@ -275,7 +298,7 @@ def draw(outcomes: Outcomes) -> Figure:
     for name, words in DETECTORS.items():
         if not _known(judged, name):
             continue
-        colour, label = COLOURS[name], words.split(",")[0].split(":")[0] if name != "gain-median" else "gain, median"
+        colour, label = COLOURS[name], SHORT.get(name, words.split(",")[0].split(":")[0])
         areas = judge(judged, name).areas
         left.plot(range(len(MOMENTS)), [_number(area) for area in areas], "o-", color=colour, label=label, markersize=3)
         cells = [judge(within(judged, *edges), name) for edges in BINS]

@@ -1,4 +1,4 @@
-"""What a detector says of a run, and the paper's rule over a curve of Delta."""
+"""What a detector says of a run; rules over a curve of Delta and over one of the updates' cosine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lindt.server.detection.divergence import Rule
 MOMENTS: Final = {"1/8": 1 / 8, "1/4": 1 / 4, "1/2": 1 / 2, "the end": 1.0}  # shares of the rounds
 PAPERS_EPSILON: Final = 0.1
 PAPERS_PATIENCE: Final = 25 / 80  # of the rounds: more than 25 of 80
-RECENT: Final = 0.1  # of the rounds, over which the evidence of Delta is averaged
+RECENT: Final = 0.1  # of the rounds, over which the evidence of Delta and of the cosine is averaged
 
 
 @final
@@ -31,20 +31,49 @@ def delta_reading(
 ) -> Reading:
     """The paper's rule: Delta above epsilon in more than a share `patience` of the rounds."""
     rule = Rule(epsilon=epsilon, patience=math.floor(patience * len(deltas)))
-    count, alarm = 0, None
-    for round, value in enumerate(deltas, 1):
-        count = count if value is None else rule.count(count, value)
-        if alarm is None and rule.exceeded(count):
+    return _reading(rule.replay(deltas), tuple(_recent(deltas, end) for end in _ends(deltas)))
+
+
+def low_cosine(cosines: Sequence[float | None], threshold: float) -> Reading:
+    """The cosine below a threshold in more than 25 of 80 rounds: the paper's rule, on another statistic."""
+    allowed, low, alarm = math.floor(PAPERS_PATIENCE * len(cosines)), 0, None
+    for round, value in enumerate(cosines, 1):
+        low += value is not None and value < threshold
+        if alarm is None and low > allowed:
             alarm = round
-    return Reading(
-        alarm, "hurts" if alarm else "undecided", tuple(_recent(deltas, share) for share in MOMENTS.values())
-    )
+    return _reading(alarm, _cosine_evidence(cosines))
 
 
-def _recent(deltas: Sequence[float | None], share: float) -> float | None:
-    end = moment(share, len(deltas))
-    window = max(round(RECENT * len(deltas)), 1)
-    known = [value for value in deltas[max(end - window, 0) : end] if value is not None]
+def low_recent_cosine(cosines: Sequence[float | None], threshold: float) -> Reading:
+    """The mean cosine of the last tenth of the rounds below a threshold, once that many rounds are played."""
+    for end in range(_window(cosines), len(cosines) + 1):
+        mean = _recent(cosines, end)
+        if mean is not None and mean < threshold:
+            return _reading(end, _cosine_evidence(cosines))
+    return _reading(None, _cosine_evidence(cosines))
+
+
+def _cosine_evidence(cosines: Sequence[float | None]) -> tuple[float | None, ...]:
+    """Minus the recent mean: the less clients agree, the more negative a run seems."""
+    means = [_recent(cosines, end) for end in _ends(cosines)]
+    return tuple(None if mean is None else -mean for mean in means)
+
+
+def _reading(alarm: int | None, evidence: tuple[float | None, ...]) -> Reading:
+    return Reading(alarm, "hurts" if alarm else "undecided", evidence)
+
+
+def _ends(curve: Sequence[float | None]) -> list[int]:
+    return [moment(share, len(curve)) for share in MOMENTS.values()]
+
+
+def _window(curve: Sequence[float | None]) -> int:
+    return max(round(RECENT * len(curve)), 1)
+
+
+def _recent(curve: Sequence[float | None], end: int) -> float | None:
+    """The mean of the last tenth of the rounds up to `end`; None where nothing was measured in them."""
+    known = [value for value in curve[max(end - _window(curve), 0) : end] if value is not None]
     return fmean(known) if known else None
 
 

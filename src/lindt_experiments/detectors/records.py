@@ -21,7 +21,7 @@ from lindt.runs.store import Store, read_lines
 from lindt_experiments.plans.keys import content_key
 
 Reports = Mapping[ClientId, GainReport]
-VERSION: Final = 1
+VERSION: Final = 2  # 1: without the cosine of a round
 
 
 @final
@@ -46,6 +46,14 @@ class Record:
     rounds: tuple[RecordedRound, ...]
     betas: tuple[tuple[int, float], ...]
     seconds: float
+    version: int = VERSION
+
+    @property
+    def cosines(self) -> tuple[float | None, ...] | None:
+        """Of every round; None where the run was played before it was measured."""
+        if self.version == 1:
+            return None
+        return tuple(None if played.seen is None else played.seen.cosine for played in self.rounds)
 
     def evidence(self) -> Iterator[Evidence]:
         """Round by round, as a detector sees them while the run is played."""
@@ -85,6 +93,7 @@ def record_of(folder: Path) -> Record:
         rounds=tuple(round_of(line) for line in lines),
         betas=tuple(betas_of(lines)),
         seconds=round(sum(line["seconds"] for line in read_lines(folder / "timing.jsonl")), 2),
+        version=VERSION if all("cosine" in line for line in lines if line.get("delta") is not None) else 1,
     )
 
 
@@ -98,7 +107,7 @@ def betas_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, float]]:
 def write(path: Path, record: Record) -> None:
     """Compact: a report is a list of numbers."""
     table = {
-        "version": VERSION,
+        "version": record.version,
         "plan": record.plan,
         "clients": record.clients,
         "attackers": sorted(record.attackers),
@@ -108,7 +117,7 @@ def write(path: Path, record: Record) -> None:
             [
                 played.round,
                 sorted(played.answered),
-                None if played.seen is None else [_short(getattr(played.seen, name)) for name in DIVERGENCE],
+                None if played.seen is None else _values(played.seen, record.version),
                 [_numbers(client, report) for client, report in sorted(played.reports.items())],
             ]
             for played in record.rounds
@@ -121,15 +130,16 @@ def write(path: Path, record: Record) -> None:
 def read(path: Path) -> Record:
     try:
         table = json.loads(gzip.decompress(path.read_bytes()))
-        if table["version"] != VERSION:
+        if table["version"] not in (1, VERSION):
             raise ValueError(f"version {table['version']}")
         return Record(
             plan=table["plan"],
             clients=table["clients"],
             attackers=frozenset(table["attackers"]),
-            rounds=tuple(_recorded(*one) for one in table["rounds"]),
+            rounds=tuple(_recorded(table["version"], *one) for one in table["rounds"]),
             betas=tuple((int(round), float(beta)) for round, beta in table["betas"]),
             seconds=table["seconds"],
+            version=table["version"],
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: no record of a run ({error}); delete it, and the run is recorded again") from None
@@ -138,7 +148,8 @@ def read(path: Path) -> Record:
 def round_of(line: Mapping[str, Any]) -> RecordedRound:
     seen = None
     if line.get("delta") is not None:
-        seen = Divergence(**{name: float(line[name]) for name in DIVERGENCE})
+        measured = {name: float(line[name]) for name in _measured(1)}
+        seen = Divergence(**measured, cosine=line.get("cosine"))
     reports = {one["client"]: _report(one) for one in line.get("reports") or ()}
     return RecordedRound(line["round"], frozenset(line["answered"]), seen, reports)
 
@@ -158,15 +169,25 @@ def _numbers(client: ClientId, report: GainReport) -> list[float | None]:
     return [client, report.samples, *(_short(value) for pair in pairs for value in (pair.mean, pair.square)), first]
 
 
+def _measured(version: int) -> tuple[str, ...]:
+    """What a record of this version holds of a round's Divergence, in order."""
+    return tuple(name for name in DIVERGENCE if version > 1 or name != "cosine")
+
+
+def _values(seen: Divergence, version: int) -> list[float | None]:
+    found = [getattr(seen, name) for name in _measured(version)]
+    return [None if value is None else _short(value) for value in found]
+
+
 def _short(value: float) -> float:
     """Nine digits: a share of validation samples to the last of them."""
     return float(f"{value:.9g}")
 
 
 def _recorded(
-    round: int, answered: list[int], seen: list[float] | None, reports: list[list[float | None]]
+    version: int, round: int, answered: list[int], seen: list[Any] | None, reports: list[list[float | None]]
 ) -> RecordedRound:
-    divergence = None if seen is None else Divergence(**dict(zip(DIVERGENCE, seen, strict=True)))
+    divergence = None if seen is None else Divergence(**dict(zip(_measured(version), seen, strict=True)))
     return RecordedRound(round, frozenset(answered), divergence, dict(_read_report(*one) for one in reports))
 
 

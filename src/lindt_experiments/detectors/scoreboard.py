@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -55,6 +56,7 @@ class Request:
     results: Path
     task: str | None = None
     replay: bool = False  # every detector over all records, not only over new ones
+    again: bool = False  # also play runs whose kept line lacks the cosine
     as_json: bool = False
     console: Console = field(default_factory=Console)
 
@@ -68,8 +70,8 @@ class Request:
 
     @property
     def command(self) -> str:
-        task = f" --task {self.task}" if self.task else ""
-        return f"lindt reproduce {NAME} --scale {self.scale} --seeds {self.seeds}{task}"
+        task, again = f" --task {self.task}" if self.task else "", " --again" if self.again else ""
+        return f"lindt reproduce {NAME} --scale {self.scale} --seeds {self.seeds}{task}{again}"
 
     def wanted(self) -> list[Wanted]:
         return [
@@ -98,6 +100,8 @@ def reproduce(request: Request) -> int:
     wanted = request.wanted()
     left = to_play(wanted, request)
     fetch_data(one.job.plan for one in left)
+    if request.again:
+        _forget(left, request.runs)
     _keep_known(wanted, request, origin)
     failed = _play(left, request, origin)
     kept = current(outcomes.load(request.results, request.scale), request.scale)
@@ -113,20 +117,42 @@ def reproduce(request: Request) -> int:
 
 
 def to_play(wanted: Sequence[Wanted], request: Request) -> list[Wanted]:
-    """Runs of which neither the results nor a record nor a finished run know."""
-    known = {(one.cell, one.plan) for one in outcomes.load(request.results, request.scale)}
+    """Runs of which neither the results nor a record nor a finished run know; with --again, know the cosine."""
+    known = _known(request)
     return [
         one
         for one in wanted
-        if (one.cell, one.job.key) not in known
-        and not records.path_of(request.runs, one.job.key).exists()
-        and not ended(one.job.folder, one.job.key)
+        if (one.cell, one.job.key) not in known and not _is_recorded(one, request.runs, with_cosine=request.again)
     ]
+
+
+def _known(request: Request) -> set[tuple[tuple[str, int], str]]:
+    """The runs that the results know; with --again only those of which they know the cosine."""
+    kept = outcomes.load(request.results, request.scale)
+    return {(one.cell, one.plan) for one in kept if one.cosine is not None or not request.again}
+
+
+def _is_recorded(wanted: Wanted, runs: Path, *, with_cosine: bool) -> bool:
+    path = records.path_of(runs, wanted.job.key)
+    if not path.exists() and not ended(wanted.job.folder, wanted.job.key):
+        return False
+    if not with_cosine:
+        return True
+    record = records.read(path) if path.exists() else records.record_of(wanted.job.folder)
+    return record.cosines is not None
+
+
+def _forget(left: Sequence[Wanted], runs: Path) -> None:
+    """Delete the records and finished runs of what is played again; a run that was cut off goes on."""
+    for one in left:
+        records.path_of(runs, one.job.key).unlink(missing_ok=True)
+        if ended(one.job.folder, one.job.key):
+            shutil.rmtree(one.job.folder)
 
 
 def _keep_known(wanted: Sequence[Wanted], request: Request, origin: Origin) -> None:
     """Replay over what is recorded or played already: what the results lack, or with --replay all of it."""
-    known = {(one.cell, one.plan) for one in outcomes.load(request.results, request.scale)}
+    known = _known(request)
     fresh, absent = [], 0
     for one in wanted:
         if (one.cell, one.job.key) in known and not request.replay:
@@ -189,6 +215,7 @@ def outcome_of(wanted: Wanted, record: Record, scale: str, origin: Origin) -> De
         scored=tuple(round for round, _ in record.betas),
         beta_curve=tuple(betas),
         delta=tuple(None if played.seen is None else played.seen.delta for played in record.rounds),
+        cosine=record.cosines,
         readings={name: asdict(reading) for name, reading in read_all(record).items()},
         command=origin.command,
         commit=origin.commit,

@@ -16,7 +16,7 @@ from lindt_experiments.results.outcomes import Outcome
 
 # Okabe and Ito's palette. Where the paper names a colour, its nearest: pink NFL, green first rule, orange second.
 PINK, GREEN, ORANGE, BLUE, GREY = "#CC79A7", "#009E73", "#E69F00", "#0072B2", "#7A7A7A"
-VERMILION = "#D55E00"
+VERMILION, SKY, YELLOW = "#D55E00", "#56B4E9", "#F0E442"
 FONT = 8.0  # points
 WIDTH, HEIGHT = 3.4, 2.9  # inches of a panel
 Curve = Mapping[int, float]  # round to value

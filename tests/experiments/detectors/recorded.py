@@ -16,9 +16,16 @@ def report(mean: float, samples: int = 10, first: float | None = None) -> GainRe
     return GainReport(samples, Paired(mean, abs(mean)), Paired(mean / 2, abs(mean) / 2), first_batch=first)
 
 
-def seen(delta: float) -> Divergence:
+def seen(delta: float, cosine: float | None = None) -> Divergence:
     return Divergence(
-        w_div=delta + 1, delta=delta, clean=delta, spread=delta, clipped=0.0, noise_norm=1.0, median=delta
+        w_div=delta + 1,
+        delta=delta,
+        clean=delta,
+        spread=delta,
+        clipped=0.0,
+        noise_norm=1.0,
+        median=delta,
+        cosine=cosine,
     )
 
 

@@ -10,7 +10,17 @@ from experiments.detectors.recorded import outcome
 
 from lindt.errors import UserError
 from lindt_experiments.detectors import null_levels, outcomes, page
-from lindt_experiments.detectors.judgement import best_epsilon, goals, judge, part, reader_error, with_delta, within
+from lindt_experiments.detectors.judgement import (
+    best_cosine,
+    best_epsilon,
+    goals,
+    judge,
+    part,
+    reader_error,
+    with_server_statistics,
+    within,
+)
+from lindt_experiments.detectors.readings import low_cosine, low_recent_cosine
 
 RUNS = [
     outcome("a", -0.10, alarm=10),
@@ -41,10 +51,72 @@ def test_an_alarm_is_held_against_the_beta_of_its_own_round() -> None:
 def test_epsilon_is_chosen_on_the_design_part_alone() -> None:
     design = [outcome("n", -0.1, part="design", delta=(0.5,) * 40), outcome("h", 0.1, part="design", delta=(0.3,) * 40)]
     assert 0.3 <= best_epsilon(design) < 0.5
-    full, epsilon = with_delta([*design, outcome("judged", 0.1, delta=(0.45,) * 40)])
-    assert epsilon == best_epsilon(design)
+    full, thresholds = with_server_statistics([*design, outcome("judged", 0.1, delta=(0.45,) * 40)])
+    assert thresholds == {"delta-best": best_epsilon(design)}
     assert part(full, "judged")[0].alarm("delta-best") is not None
     assert part(full, "judged")[0].alarm("delta") == 13  # more than 12 of 40 rounds
+
+
+def test_a_low_cosine_by_hand() -> None:
+    """Of 40 rounds more than 12 may not be low; the last tenth is 4 rounds."""
+    curve = (*(0.5,) * 10, None, *(0.1,) * 13, *(0.9,) * 16)
+    assert low_cosine(curve, 0.2).alarm == 24  # rounds 12 to 24 are low, the thirteenth of them is round 24
+    assert low_cosine(curve, 0.1).alarm is None  # 0.1 is not below 0.1
+    assert low_cosine(curve[:23] + (0.9,) * 17, 0.2).alarm is None  # twelve low rounds
+    # The means of four rounds: 0.5 up to round 10 and, round 11 having none, (0.5, 0.5, 0.1) / 3 = 0.367 in round 12.
+    assert low_recent_cosine(curve, 0.4).alarm == 12
+    assert low_recent_cosine(curve, 0.2).alarm == 14  # (0.1, 0.1, 0.1): round 11 has none
+    assert low_recent_cosine((0.0, 0.9) * 20, 0.2).alarm is None
+    # After 5, 10, 20 and 40 rounds, minus the mean of the last four.
+    for rule in (low_cosine, low_recent_cosine):
+        assert rule(curve, 0.2).evidence == pytest.approx((-0.5, -0.5, -0.1, -0.9))
+        assert rule((None,) * 40, 0.2).evidence == (None,) * 4
+
+
+def test_the_cosines_threshold_is_chosen_on_the_design_part_and_old_runs_have_no_reading() -> None:
+    design = [
+        outcome("n", -0.1, part="design", cosine=(0.1,) * 40),
+        outcome("h", 0.1, part="design", cosine=(0.5,) * 40),
+        outcome("old", -0.1, part="design"),
+        outcome("no pairs", -0.1, part="design", cosine=(None,) * 40),
+    ]
+    for rule in (low_cosine, low_recent_cosine):
+        assert best_cosine(design, rule) == 0.12  # the lowest that is above 0.1
+    judged = [outcome("low", -0.1, cosine=(0.05,) * 40), outcome("high", 0.1, cosine=(0.3,) * 40), outcome("x", -0.2)]
+    full, thresholds = with_server_statistics([*design, *judged])
+    assert thresholds["cosine"] == thresholds["cosine-recent"] == 0.12
+    for name in ("cosine", "cosine-recent"):
+        found = judge(part(full, "judged"), name)
+        assert (found.detected.hits, found.detected.total, found.false.hits, found.false.total) == (1, 1, 0, 1)
+        assert found.areas == (1.0,) * 4
+        assert [one.configuration for one in full if name in one.readings] == ["n", "h", "low", "high"]
+    # Without healthy runs there is nothing to choose a threshold by, and so no row.
+    full, thresholds = with_server_statistics([design[0], *judged])
+    assert thresholds.keys() == {"delta-best"}
+    assert not any("cosine" in one.readings for one in full)
+
+
+def test_the_page_says_how_many_runs_have_the_cosine(tmp_path: Path) -> None:
+    design = [
+        outcome("n", -0.1, part="design", cosine=(0.1,) * 40),
+        outcome("h", 0.1, part="design", cosine=(0.5,) * 40),
+    ]
+    text = page.write([*RUNS, *design, outcome("z", -0.1, cosine=(0.0,) * 40)], "smoke", tmp_path).read_text()
+    assert "Only 1 of 6 runs have this row's values, 1 negative and 0 healthy runs: cosine of updates" in text
+    assert "| cosine of updates, last layer: low in more than 25 of 80 rounds | 1.000 (0.025-1.000) | - |" in text
+    assert "Low is below 0.12 in a round" in text
+    assert "The cosine has no row" in page.write(RUNS, "smoke", tmp_path).read_text()
+
+
+def test_lines_without_a_cosine_stay_as_they_are(tmp_path: Path) -> None:
+    outcomes.keep(tmp_path, "smoke", [outcome("old", 0.1), outcome("new", 0.1, cosine=(0.12345, None) * 20)])
+    new, old = outcomes.load(tmp_path, "smoke")
+    assert (old.cosine, new.cosine) == (None, (0.123, None) * 20)
+    path = outcomes.path_of(tmp_path, "smoke")
+    text = path.read_text()
+    assert [line.count("cosine") for line in text.splitlines()] == [1, 0]
+    outcomes.keep(tmp_path, "smoke", [old, new])
+    assert path.read_text() == text
 
 
 def test_goals_say_what_is_not_reached() -> None:

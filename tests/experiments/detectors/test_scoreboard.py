@@ -63,6 +63,28 @@ def test_what_is_kept_is_not_played_again_and_can_be_replayed(tmp_path: Path, mo
     assert len(played.keys) == 6
 
 
+def test_again_plays_what_lacks_the_cosine_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played, request = Played(tmp_path / "runs"), asked(tmp_path, again=True)
+    monkeypatch.setattr(progress, "play_all", played)
+    monkeypatch.setattr(scoreboard.null_levels, "measure", lambda *_, **__: None)
+    reproduce(asked(tmp_path))
+    for path in (tmp_path / "runs" / "recorded").iterdir():  # two runs from before it was measured
+        if played.keys.index(path.name.split(".")[0]) < 2:
+            records.write(path, replace(records.read(path), version=1))
+    reproduce(asked(tmp_path, replay=True))
+    kept = {one.plan: one.cosine for one in outcomes.load(tmp_path / "results", "smoke")}
+    assert [kept[key] is None for key in played.keys] == [True, True, False, False, False, False]
+    assert not to_play(request.wanted(), asked(tmp_path))
+
+    assert [one.job.key for one in to_play(request.wanted(), request)] == played.keys[:2]
+    reproduce(request)
+    assert played.keys[6:] == played.keys[:2]
+    assert all(one.cosine is not None for one in outcomes.load(tmp_path / "results", "smoke"))
+    reproduce(request)
+    assert len(played.keys) == 8
+    assert request.command.endswith(" --again")
+
+
 def test_a_record_without_a_line_is_kept_without_playing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request, played = asked(tmp_path), Played(tmp_path / "runs")
     monkeypatch.setattr(progress, "play_all", played)
@@ -97,7 +119,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert "runs are left to play" in said.output
     assert "cifar      judged    13 runs" in said.output
     assert "detectors" in CliRunner().invoke(app, ["reproduce", "--list"]).output
-    for wrong in (["detectors", "--only", "fedavg"], ["table3", "--replay"], ["detectors", "--task", "nothing"]):
+    for wrong in (
+        ["detectors", "--only", "fedavg"],
+        ["table3", "--replay"],
+        ["table3", "--again"],
+        ["attacks", "--again"],
+        ["detectors", "--task", "nothing"],
+    ):
         with pytest.raises(UserError):
             CliRunner().invoke(app, ["reproduce", *wrong, *places], catch_exceptions=False)
 
@@ -117,5 +145,6 @@ def test_everything_at_scale_smoke(tmp_path: Path) -> None:
     assert len(kept) == 6
     assert all(one.samples > 0 for one in kept)
     assert {"gain", "gain-median", "warning", "reader"} <= kept[0].readings.keys()
+    assert all(len(one.cosine or ()) == one.rounds and None not in (one.cosine or ()) for one in kept)
     page = (tmp_path / "results" / "tables" / "smoke-detectors.md").read_text()
     assert "The judged part: every detector" in page

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lindt.errors import PlanError, UserError
 from lindt.protocols import Divergence, Statistic
 from lindt.server.detection.detector import Detector, flat
-from lindt.server.detection.divergence import Rule, delta_of, divergence, is_negative, measure
+from lindt.server.detection.divergence import Rule, delta_of, divergence, is_negative, mean_cosine, measure
 
 ORIGIN = torch.zeros(2)
 TWO = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
@@ -88,6 +88,43 @@ def test_clipping_alone_leaves_a_delta_but_no_spread() -> None:
     clipped_KP = w_KP / 2
     seen = measure(w_KP, clipped_KP.mean(0), ORIGIN, clipped_KP, 1.0)
     assert (seen.delta, seen.clean, seen.spread) == (15.0, 15.0, 0.0)
+
+
+U = [3.0, 4.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("updates", "cosine"),
+    [
+        ([[2.0, 0.0, 0.0], [0.0, 5.0, 0.0], [0.0, 0.0, 0.1]], 0.0),  # at right angles
+        ([U, U, U, U], 1.0),
+        ([U, [-6.0, -8.0, 0.0]], -1.0),  # opposite, of other lengths
+        ([U, U, [-3.0, -4.0, 0.0]], -1 / 3),  # the pairs 1, -1, -1
+        ([U, [0.0, 0.0, 0.0], U], 1.0),  # a zero update has no direction: it is left out
+        ([[3e-30, 4e-30, 0.0], [3e30, 4e30, 0.0]], 1.0),  # whose squares float32 cannot hold
+        ([U, [0.0, 0.0, 0.0]], None),
+        ([U], None),
+    ],
+)
+def test_the_mean_cosine_of_pairs_by_hand(updates: list[list[float]], cosine: float | None) -> None:
+    found = mean_cosine(torch.tensor(updates))
+    assert found is None if cosine is None else found == pytest.approx(cosine, abs=1e-6)
+
+
+def test_the_mean_cosine_is_that_of_all_pairs_one_by_one() -> None:
+    rows_KL = np.random.default_rng(7).normal(size=(9, 5))
+    pairs = [
+        rows_KL[i] @ rows_KL[j] / np.linalg.norm(rows_KL[i]) / np.linalg.norm(rows_KL[j])
+        for i in range(9)
+        for j in range(i)
+    ]
+    assert mean_cosine(torch.tensor(rows_KL)) == pytest.approx(np.mean(pairs), abs=1e-12)
+
+
+def test_measure_takes_the_cosine_of_the_last_layer_alone() -> None:
+    clipped_KP = torch.tensor([[9.0, 1.0], [9.0, -1.0]])
+    assert measure(clipped_KP, ORIGIN, ORIGIN, clipped_KP, 0.0, clipped_KP[:, 1:]).cosine == -1.0
+    assert measure(clipped_KP, ORIGIN, ORIGIN, clipped_KP, 0.0).cosine is None
 
 
 @pytest.mark.parametrize(("statistic", "value"), [("delta", 2.0), ("clean", 3.0), ("spread", 4.0), ("median", 7.0)])

@@ -276,7 +276,7 @@ def _seen(clients: Sequence[Weights] | None, new_global: Weights | None, noise: 
     rows = [_fitting(f"clients[{index}]", client, w_P, tied) for index, client in enumerate(clients)]
     noise_P = torch.zeros_like(w_P) if noise is None else _fitting("noise", noise, w_P, tied)
     w_KP = torch.stack(rows)
-    # Updates are not known here; the clients' own weights have the same spread around their mean.
+    # Updates are not known here; the clients' own weights have the same spread around their mean, and no cosine.
     seen = measure(w_KP, w_P, noise_P, w_KP, clipped=0.0)
     if not math.isfinite(seen.delta):
         raise UserError("clients: a weight is NaN or infinite; drop that client's update before aggregating it")

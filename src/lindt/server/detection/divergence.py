@@ -7,7 +7,7 @@ federation that converges (Theorem 1). NFL is detected when Delta was above epsi
 Limits: Delta is no absolute. It scales with the learning rate, the local epochs and P, and once clipping
 binds or the aggregator is no mean it has no limit of zero. See docs/choosing-epsilon.md.
 
-Legend: K clients answering, P parameters.
+Legend: K clients answering, P parameters, L of them in the last layer.
 """
 
 from __future__ import annotations
@@ -42,13 +42,38 @@ def delta_of(w_KP: Tensor, w_P: Tensor, noise_P: Tensor) -> float:
     return divergence(w_KP, w_P) - float(torch.linalg.vector_norm(noise_P))
 
 
-def measure(w_KP: Tensor, w_P: Tensor, noise_P: Tensor, clipped_KP: Tensor, clipped: float) -> Divergence:
-    """The divergence of one round; `clipped_KP` are the updates after clipping."""
+def mean_cosine(updates_KL: Tensor) -> float | None:
+    """The mean over pairs of clients of the cosine of their updates; None where fewer than two are not zero.
+
+    A zero update has no direction and is left out: a client that sends w back does not hide what the others do. From
+    the sum of the unit vectors, whose square is K + 2 sum_{i<j} cos_ij: O(K L), not O(K^2 L).
+    """
+    sum_L, directions = torch.zeros(updates_KL.shape[1], dtype=torch.float64), 0
+    for update_L in updates_KL.cpu():
+        length = float(torch.linalg.vector_norm(update_L, dtype=torch.float64))
+        if length > 0:
+            sum_L += update_L.double() / length
+            directions += 1
+    if directions < 2:
+        return None
+    return (float(sum_L @ sum_L) - directions) / (directions * (directions - 1))
+
+
+def measure(
+    w_KP: Tensor,
+    w_P: Tensor,
+    noise_P: Tensor,
+    clipped_KP: Tensor,
+    clipped: float,
+    last_KL: Tensor | None = None,
+) -> Divergence:
+    """The divergence of one round; `clipped_KP` are the updates after clipping, `last_KL` those of the last layer."""
     far_K, noise_norm = distances(w_KP, w_P), float(torch.linalg.vector_norm(noise_P))
     w_div = sum(far_K) / len(far_K)
     clean = divergence(w_KP, w_P - noise_P) if noise_norm else w_div
     spread = divergence(clipped_KP, clipped_KP.mean(0))
-    return Divergence(w_div, w_div - noise_norm, clean, spread, clipped, noise_norm, median(far_K) - noise_norm)
+    cosine = None if last_KL is None else mean_cosine(last_KL)
+    return Divergence(w_div, w_div - noise_norm, clean, spread, clipped, noise_norm, median(far_K) - noise_norm, cosine)
 
 
 Counting = Literal["cumulative", "consecutive"]
