@@ -28,6 +28,8 @@ from lindt.flower.recorder import load_newest
 from lindt.protocols import Decision, DetectionState, Evidence, GainReport, Paired, VerdictState
 from lindt.report.reading import read_run
 from lindt.runs.schema import ROUND, SUMMARY, fits
+from lindt.seeds import seed_for
+from lindt.server.detection.divergence import Delta
 from lindt.server.detection.gain import Gain
 
 ZERO = {"w": [0.0, 0.0]}
@@ -134,6 +136,91 @@ def test_a_message_asks_for_reports_only_where_gains_are_tested() -> None:
     for settings, asked in (({}, True), ({"epsilon": 1e9}, None)):
         _, grid = start(NFLDetector(FedAvg(), **settings), APART, rounds=1)  # type: ignore[arg-type]
         assert [m.content["config"].get("lindt-reports") for m in grid.sent] == [asked] * 6
+
+
+def told(grid: FakeGrid, kind: str, name: str) -> list[dict[int, Any]]:
+    """What the messages of each round said under a name, by node; None where they said nothing."""
+    rounds: dict[int, dict[int, Any]] = {}
+    for m in grid.of(kind):
+        config = m.content["config"]
+        rounds.setdefault(int(config["lindt-round"]), {})[m.metadata.dst_node_id] = config.get(f"lindt-{name}")
+    return list(rounds.values())
+
+
+class TestPanel:
+    def test_half_of_the_clients_the_same_ones_in_each_round(self, tmp_path: Path) -> None:
+        """By what messages say, and by whose reports count: here every client reports, asked or not."""
+        app, detection = reporting(lambda i, r, on: report(-0.25), pushing(*[[0.0, 0.0]] * 8)), Gain(panel=0.5)
+        detector = NFLDetector(FedAvg(), detection=detection, folder=tmp_path / "run")
+        _, grid = start(detector, app, rounds=3, nodes=8)
+        first, *others = told(grid, "train", "panel")
+        chosen = {node for node, panel in first.items() if panel is None}  # by default on it
+        assert len(chosen) == 4
+        assert all(panel is False for node, panel in first.items() if node not in chosen)
+        assert others == [first, first]
+        assert told(grid, "evaluate", "panel") == [first] * 3
+        assert all(reports is True for one in told(grid, "train", "reports") for reports in one.values())
+        assert detector.found is not None
+        assert {sorted(grid.contexts)[number] for number in detector.found.reports} == chosen
+        assert detector.found.verdict.clients == 4
+
+        again = NFLDetector(FedAvg(), detection=detection, folder=tmp_path / "run")
+        later = FakeGrid(app, 8)
+        again.start(later, arrays(**ZERO), num_rounds=5)
+        assert told(later, "train", "panel") == [first] * 2  # after a restart of the server
+
+    @pytest.mark.parametrize("share", [0.1, 0.25, 1 / 3, 0.5, 0.9, 1.0])
+    def test_its_share_holds_for_any_number_of_nodes_and_runs_differ(self, share: float) -> None:
+        found = []
+        for run in range(60):
+            detector = NFLDetector(FedAvg(), detection=Gain(panel=share))
+            detector._panel_start = seed_for(0, f"run {run}", "panel") / 2**63
+            on = [detector._on_panel(1000 + node) for node in range(60)]
+            for nodes in (1, 7, 20, 60):
+                assert abs(sum(on[:nodes]) - share * nodes) < 1 + 1e-9
+            found.append(on)
+        if share < 1:
+            # Every node is chosen in its share of the runs: 60 draws, four standard errors.
+            each = [sum(on[node] for on in found) / 60 for node in (0, 1, 17)]
+            assert all(abs(part - share) < 4 * math.sqrt(share * (1 - share) / 60) for part in each)
+        else:
+            assert all(all(on) for on in found)
+
+    def test_one_that_nobody_is_on_is_said(self) -> None:
+        with heard() as said:
+            for _ in range(40):  # a panel of 0.1 has one of three nodes in three tenths of the runs
+                start(NFLDetector(FedAvg(), detection=Gain(panel=0.1)), APART, rounds=2, nodes=3)
+        empty = [text for text in said if "none of the 3 connected clients is on the panel of 0.1" in text]
+        assert 0 < len(empty) < 40
+        with heard() as said:
+            start(NFLDetector(FedAvg(), detection=Gain(panel=0.5)), APART)
+        assert not any("panel" in text for text in said)
+
+
+class TestNoise:
+    def test_clients_are_told_its_scale_and_the_test_counts_its_variance(self) -> None:
+        app = reporting(lambda i, r, on: GainReport(20, Paired(-0.25, 1.0), Paired(-0.25, 1.0)))
+        errors = []
+        for noise in (0.0, 0.3):
+            detector = NFLDetector(FedAvg(), detection=Gain(noise=noise, start=1))
+            _, grid = start(detector, app, rounds=4)
+            assert told(grid, "train", "noise") == [dict.fromkeys(grid.contexts, noise or None)] * 4
+            assert detector.verdict is not None
+            assert detector.verdict.error is not None
+            errors.append(detector.verdict.error)
+        # The variance 2 b^2 of each of three clients, in the variance of their mean.
+        assert errors[1] ** 2 - errors[0] ** 2 == pytest.approx(2 * 0.3**2 / 3)
+
+    def test_what_it_buys_is_said(self, tmp_path: Path) -> None:
+        wrapped = DifferentialPrivacyServerSideFixedClipping(
+            FedAvg(), noise_multiplier=0.1, clipping_norm=1.0, num_sampled_clients=3
+        )
+        app = pushing([300, 400], [-300, -400], [1, 0])
+        with heard() as said:
+            start(NFLDetector(wrapped, detection=Gain(noise=0.5), folder=tmp_path), app)
+        assert sum("gain reports are 4-DP, each number by itself: outside the privacy" in text for text in said) == 1
+        words = json.loads((tmp_path / "summary.json").read_text())["privacy"]["words"]
+        assert "gain reports are 4-DP, each number by itself, and lie outside its guarantee" in words
 
 
 def test_a_report_is_small() -> None:
@@ -374,8 +461,7 @@ def test_reports_lie_outside_a_privacy_guarantee_and_the_log_says_so() -> None:
         ({"again": "once"}, "give epsilon as well"),
         ({"epsilon": 1.0, "recover_at": "verdict"}, "recover_at"),
         ({"epsilon": 1.0, "detection": Gain()}, "leave out one of the two"),
-        ({"detection": Gain(noise=0.1)}, "detection.noise = 0.1: not in a Flower app"),
-        ({"detection": Gain(panel=0.5)}, "detection.panel = 0.5: not in a Flower app"),
+        ({"detection": Delta()}, "it needs no reports"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(settings: Mapping[str, Any], complaint: str) -> None:

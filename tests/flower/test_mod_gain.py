@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from torch import Tensor, nn
 from lindt.client.private_models import held_out_samples
 from lindt.engines.inprocess import InProcess
 from lindt.engines.messages import unpack_report
-from lindt.errors import PlanError
+from lindt.errors import PlanError, UserError
 from lindt.flower import NFLDetector
 from lindt.flower.protocol import instruction_of
 from lindt.plan.plan import METHODS, Alone, Method, Plan, Training
@@ -267,6 +269,97 @@ class TestRecovery:
         off = own.predictor(asked(grid, w, 1, kind="evaluate"), context)(x)
         assert torch.equal(off, w(x))
         assert not torch.equal(on, off)
+
+
+class TestNoise:
+    def test_it_has_the_scale_of_the_message_and_comes_from_no_seed(self, grid: FakeGrid, tmp_path: Path) -> None:
+        app, w, b = own_app([mod(tmp_path, private_epochs=2)]), net(), 0.05
+        exact = reported(app(asked(grid, w), context_of(grid)))
+        assert exact is not None
+        added: list[float] = []
+        torch.manual_seed(3)
+        for _ in range(150):  # the same message each time
+            noisy = reported(app(asked(grid, w, noise=b), context_of(grid)))
+            assert noisy is not None
+            assert noisy.samples == exact.samples
+            assert noisy.private.square == noisy.equal_age.square == 1.0  # they would tell as much as the means
+            assert noisy.first_batch is not None
+            assert exact.first_batch is not None
+            added += [
+                noisy.private.mean - exact.private.mean,
+                noisy.equal_age.mean - exact.equal_age.mean,
+                noisy.first_batch - exact.first_batch,
+            ]
+        assert len(set(added)) == len(added) == 450
+        # Laplace: the mean is 0, the variance 2 b^2, whose estimate from 450 has a standard error of 11%. Five of them.
+        assert abs(float(np.mean(added))) < 5 * math.sqrt(2 / 450) * b
+        assert float(np.mean(np.square(added))) == pytest.approx(2 * b * b, rel=0.6)
+        assert reported(app(asked(grid, w), context_of(grid))) == exact
+
+    def test_no_generator_of_the_app_is_touched(
+        self, grid: FakeGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With the system's generator standing still, all numbers move by the same: nothing else is drawn from."""
+        monkeypatch.setattr(secrets.SystemRandom, "random", lambda _: 0.75)
+        app, w = own_app([mod(tmp_path, private_epochs=2)]), net()
+        exact = reported(app(asked(grid, w), context_of(grid)))
+        noisy = reported(app(asked(grid, w, noise=0.5, recovering=True), context_of(grid)))
+        assert exact is not None
+        assert noisy is not None
+        assert noisy.adapted is not None
+        moved = -0.5 * math.log(2)  # a quarter of the distribution lies beyond it
+        assert noisy.private.mean - exact.private.mean == pytest.approx(moved)
+        assert noisy.adapted.mean == pytest.approx(moved)  # there is no v_i yet
+
+    @pytest.mark.parametrize("noise", [-0.1, math.nan, math.inf, 1e7, True, "much"])
+    def test_a_scale_that_is_none_is_refused(self, noise: Any, grid: FakeGrid, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="lindt-noise"):
+            own_app([mod(tmp_path)])(asked(grid, net(), noise=noise), context_of(grid))
+
+
+class TestPanel:
+    def test_a_client_off_it_trains_no_private_model_and_recovers(self, grid: FakeGrid, tmp_path: Path) -> None:
+        own, context, w = mod(tmp_path, private_epochs=2), context_of(grid), net()
+        app = own_app([own])
+        with heard() as said:
+            for round in (1, 2):
+                reply = app(asked(grid, w, round, panel=False), context)
+                assert reply.content.keys() == {"arrays", "metrics"}
+            assert "lindt" not in app(asked(grid, w, 2, "evaluate", panel=False), context).content
+            app(asked(grid, w, 3, panel=False, recovering=True), context)
+            reply = app(asked(grid, w, 3, "evaluate", panel=False, recovering=True), context)
+        assert not any("trained alone" in text for text in said)
+        assert not list(tmp_path.rglob("alone.safetensors"))
+        tally = json.loads(str(reply.content["lindt"]["tally"]))
+        assert (tally["samples"], tally["private"]) == (40, None)  # all of the test data: nothing is held out
+        instruction = instruction_of(asked(grid, w))
+        assert instruction is not None
+        assert own._store(instruction, context).rounds() == [3]  # v_i
+        # Switched off, w predicts again, as for clients of the panel.
+        x = samples(context, "test")[0]
+        on = own.predictor(asked(grid, w, 3, "evaluate", panel=False, recovering=True), context)(x)
+        off = own.predictor(asked(grid, w, 3, "evaluate", panel=False), context)(x)
+        assert torch.equal(off, w(x))
+        assert not torch.equal(on, off)
+
+    def test_half_of_the_clients_train_and_report(self, tmp_path: Path) -> None:
+        grid = FakeGrid(own_app([mod(tmp_path, private_epochs=2)]), CLIENTS)
+        detector = NFLDetector(FedAvg(), detection=Gain(panel=0.5, noise=0.01))
+        detector.start(grid, ArrayRecord(net().state_dict()), num_rounds=3)
+        trained = [m for m in grid.received if m.metadata.message_type == "train"]
+        by_round = [trained[at : at + CLIENTS] for at in range(0, len(trained), CLIENTS)]
+        reporting = [{m.metadata.src_node_id for m in one if "lindt" in m.content} for one in by_round]
+        assert len(reporting[0]) == CLIENTS // 2
+        assert reporting == [reporting[0]] * 3
+        names = {str(grid.contexts[node].node_config["partition-id"]) for node in reporting[0]}
+        kept = {path.parent.name.removeprefix("client-") for path in tmp_path.rglob("alone.safetensors")}
+        assert kept == names
+        assert detector.scores is not None
+        assert len(detector.scores.clients) == CLIENTS // 2
+
+    def test_a_word_that_is_no_flag_is_refused(self, grid: FakeGrid, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="lindt-panel"):
+            own_app([mod(tmp_path)])(asked(grid, net(), panel="yes"), context_of(grid))
 
 
 def test_two_camps_hurt_and_recover(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -37,6 +38,29 @@ class WorkerContext:
     attackers: frozenset[int]
     backdoor: Examples | None  # what attackers mix in
     far_away: bool = False  # from the server, which must not foresee what the clients draw for their privacy
+
+
+def with_noise(report: GainReport, b: float, uniform: Callable[[], float] | None = None) -> GainReport:
+    """The report with Laplace noise of scale b on each of its numbers; as it is where b is 0.
+
+    `uniform` draws from [0, 1). Without it the operating system's generator does: a seed that the server knows, or can
+    find by trying all, would let it subtract the noise. The mean squares would tell as much as the means: 1 stands in
+    their place, the most that they can be.
+    """
+    if not b:
+        return report
+    draw = uniform or secrets.SystemRandom().random
+
+    def laplace() -> float:
+        centred = draw() - 0.5
+        return -b * math.copysign(math.log1p(-2 * abs(centred)), centred)
+
+    pairs = {name: getattr(report, name) for name in PAIRS}
+    noisy: dict[str, Any] = {
+        name: Paired(pair.mean + laplace(), 1.0) for name, pair in pairs.items() if pair is not None
+    }
+    first = None if report.first_batch is None else report.first_batch + laplace()
+    return replace(report, first_batch=first, **noisy)
 
 
 @final
@@ -123,29 +147,12 @@ class Client:
         return self._noisy(report, task.round)
 
     def _noisy(self, report: GainReport, round: int) -> GainReport:
-        """The report with Laplace noise on each of its numbers, where the plan's detection asks for it.
-
-        The mean squares would tell as much as the means: 1 stands in their place, the most that they can be.
-        """
+        """With noise, where the plan's detection asks for it; in a simulation by the plan's seed."""
         b, plan = getattr(self.worker.plan.detection, "noise", 0.0), self.worker.plan
-        if not b:
-            return report
+        if not b or self.worker.far_away:
+            return with_noise(report, b)
         generator = torch.Generator().manual_seed(plan.seed_for("report noise", round, self.id))
-
-        def laplace() -> float:
-            # A seed that the server knows, or can find by trying all, would let it subtract the noise.
-            if self.worker.far_away:
-                uniform = secrets.SystemRandom().random() - 0.5
-            else:
-                uniform = float(torch.rand((), generator=generator, dtype=torch.float64)) - 0.5
-            return -b * math.copysign(math.log1p(-2 * abs(uniform)), uniform)
-
-        pairs = {name: getattr(report, name) for name in PAIRS}
-        noisy: dict[str, Any] = {
-            name: Paired(pair.mean + laplace(), 1.0) for name, pair in pairs.items() if pair is not None
-        }
-        first = None if report.first_batch is None else report.first_batch + laplace()
-        return replace(report, first_batch=first, **noisy)
+        return with_noise(report, b, lambda: float(torch.rand((), generator=generator, dtype=torch.float64)))
 
     def _evaluate(self, task: Task) -> Reply:
         """How the client fares on its own test data: with w, with what it predicts with, and alone."""

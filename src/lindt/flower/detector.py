@@ -13,6 +13,7 @@ Legend: K clients answering, P weights.
 
 from __future__ import annotations
 
+import math
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -34,7 +35,7 @@ from lindt.flower.measure import (
     measure_statistics,
     with_probes,
 )
-from lindt.flower.protocol import PREFIX, Instruction, detach_gain, log_message, reports_of
+from lindt.flower.protocol import PREFIX, Instruction, detach_gain, log_message, reports_of, with_own_config
 from lindt.flower.recorder import RunFolder, RunRecorder
 from lindt.flower.replies import ValidReplies, consistent_replies, float_names, validate_replies, weights_of
 from lindt.protocols import (
@@ -49,6 +50,7 @@ from lindt.protocols import (
     Stop,
 )
 from lindt.runs.schema import SCORES
+from lindt.seeds import seed_for
 from lindt.server.detection.detector import paper_rule
 from lindt.server.detection.divergence import Counting, Delta
 from lindt.server.detection.gain import Gain
@@ -70,7 +72,9 @@ class NFLDetector(Strategy):
     """Wraps a strategy. With `folder` the run is kept there in our own format, and taken up again after a crash.
 
     By default it tests the gains that clients report with their training (LindtMod), with no number to choose.
-    `detection` is another test than `Gain()`. `recover_at` says when recovery starts: at the early "warning", or at the
+    `detection` is another test than `Gain()`: `Gain(noise=b)` has each client add Laplace noise of scale b to the
+    numbers of its reports, `Gain(panel=0.5)` has half of the clients hold out data, train a private model and report.
+    `recover_at` says when recovery starts: at the early "warning", or at the
     "verdict" that federation hurts. It is switched off when what the clients predict with is shown worse than w.
 
     With `epsilon` it is the paper's rule, to which `patience`, `statistic`, `counting`, `stop` and `again` belong.
@@ -112,12 +116,15 @@ class NFLDetector(Strategy):
                     raise PlanError(word, given, "belongs to the paper's rule: give epsilon as well, or leave it out")
             self.rule = OnEvidence() if recover_at is None else OnEvidence(recover_at)
         self.detection: Detection = Delta() if rule is not None else _suitable(detection or Gain())
+        self._noise = float(getattr(self.detection, "noise", 0.0))
+        self._panel = float(getattr(self.detection, "panel", 1.0))
         self.strategy, self._probes = with_probes(strategy)
         self._warnings = DetectorWarnings(None if rule is None else rule.statistic, links)
         names = [type(link).__name__ for link in links if not isinstance(link, ProbeStrategy)]
         run_folder = RunFolder(Path(folder), name, self.rule, names, self.detection) if folder is not None else None
         self._recorder = RunRecorder(run_folder)
         self._experiment = run_folder.run if run_folder else uuid.uuid4().hex
+        self._panel_start = seed_for(0, self._experiment, "panel") / 2**63  # in [0, 1]
         keys = [str(vars(link)["weighted_by_key"]) for link in links if "weighted_by_key" in vars(link)]
         self._weighted_by = keys[0] if keys else "num-examples"
         if run_folder is not None:  # a loop of the user's own just ends: when the detector goes, or the process
@@ -182,7 +189,7 @@ class NFLDetector(Strategy):
             log_message(f"goes on after round {saved.round}, {at}, recovery {flag}")
             self._warnings.resumed()
         if self.detection.reports:
-            self._warnings.reports()
+            self._warnings.reports(self._noise)
         self._played, self._offset = self._since, 0 if own_loop else self._since
         return self._since, arrays
 
@@ -227,7 +234,10 @@ class NFLDetector(Strategy):
             )
         round, self._sent = self._next(server_round), arrays
         messages = list(self.strategy.configure_train(round, arrays, config, grid))
-        self._recorder.ask(round, [message.metadata.dst_node_id for message in messages], list(grid.get_node_ids()))
+        connected = list(grid.get_node_ids())
+        self._recorder.ask(round, [message.metadata.dst_node_id for message in messages], connected)
+        if self.detection.reports and connected and not any(self._on_panel(node) for node in connected):
+            self._warnings.no_panel(self._panel, len(connected))
         return self._with_instruction(messages, round)
 
     def aggregate_train(
@@ -334,7 +344,7 @@ class NFLDetector(Strategy):
                 fault = f"node {reply.metadata.src_node_id} sent a gain report that cannot be understood"
                 log_message(f"round {round}: {fault}: {one_line(str(error))}", warn=True)
             else:
-                if report is not None and self.detection.reports:
+                if report is not None and self.detection.reports and self._on_panel(reply.metadata.src_node_id):
                     found[id(reply)] = report
         return found
 
@@ -351,8 +361,21 @@ class NFLDetector(Strategy):
             self._experiment, self._session, self._since, round, keep, self.state.on, self.detection.reports
         )
         for message in messages:
-            instruction.put(message)
+            panel = self._on_panel(message.metadata.dst_node_id)
+            if self._panel < 1:
+                with_own_config(message)
+            replace(instruction, panel=panel, noise=self._noise if panel else 0.0).put(message)
         return messages
+
+    def _on_panel(self, node: int) -> bool:
+        """Whether a node holds out data, trains a P_i and reports.
+
+        Of every N nodes, in the order in which they were first seen, N times the share of them, give or take one;
+        which, follows from the run's id. So it is the same in every round, and after a restart with `folder`. The
+        server chooses, and by the node: a client that was chosen by its name could choose its name.
+        """
+        number, start = self._recorder.number(node), self._panel_start
+        return math.floor(self._panel * (number + 1) + start) > math.floor(self._panel * number + start)
 
     def _with_verdict(self, metrics: MetricRecord | None, reports: int) -> MetricRecord:
         record = MetricRecord() if metrics is None else metrics
@@ -406,14 +429,9 @@ class NFLDetector(Strategy):
 
 
 def _suitable(detection: Detection) -> Detection:
-    """What a Flower app has no place for yet is refused."""
+    """A test of reports; the paper's rule is chosen by epsilon."""
     if not detection.reports:
         raise UserError("detection: it needs no reports; for the paper's rule give epsilon instead")
-    for name, plain in (("noise", 0.0), ("panel", 1.0)):
-        if getattr(detection, name, plain) != plain:
-            raise PlanError(
-                f"detection.{name}", getattr(detection, name), f"not in a Flower app: leave it at {plain:g}"
-            )
     return detection
 
 

@@ -238,6 +238,11 @@ def with_probes(strategy: Strategy) -> tuple[Strategy, Probes]:
     return strategy, Probes(outer, inner)
 
 
+def reports_privacy(noise: float) -> str:
+    """What a client's gain reports reveal, in words."""
+    return f"are {2 / noise:.3g}-DP, each number by itself" if noise else "have no noise"
+
+
 @final
 class DetectorWarnings:
     """What a user is told once. `statistic` is the one held against epsilon, None where there is no epsilon."""
@@ -265,9 +270,13 @@ class DetectorWarnings:
         if any(getattr(link, "accountant", None) is not None for link in self.links):
             self._once("accountant", "the privacy accountant starts anew: add what was spent before the restart")
 
-    def reports(self) -> None:
+    def reports(self, noise: float) -> None:
         if any(adds_noise(link) for link in self.links):
-            self._once("reports", "the clients' gain reports have no noise: they lie outside the privacy guarantee")
+            self._once("reports", f"the clients' gain reports {reports_privacy(noise)}: outside the privacy guarantee")
+
+    def no_panel(self, share: float, connected: int) -> None:
+        text = f"none of the {connected} connected clients is on the panel of {share:g}: nobody reports; raise panel"
+        self._once("panel", text)
 
     def _limit(self) -> str:
         return (

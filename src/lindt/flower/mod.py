@@ -11,7 +11,7 @@ Where the server tests gains, the client trains a private model P_i once, and ad
 training: how the received w does on its validation part V_i, less how P_i does. The app's own training reads its own
 data, so V_i cannot be taken from the training data: it is what `validation(context)` gives, or one half of the "test"
 split, drawn from a seed; the other half is the test data of beta. Samples of V_i that stand in the "train" split
-too are left out.
+too are left out. A client that the server leaves out of its panel holds out nothing, trains no P_i and reports nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lindt.client.adaptations.base import global_step, initial_private
 from lindt.client.adaptations.dual import Dual, Scale
+from lindt.client.client import with_noise
 from lindt.client.private_models import training_key
 from lindt.client.training import NoPenalty, fit, forward_all, isolated_random_state, seeded
 from lindt.data.examples import LocalWork, add_samples, as_examples, sample_hashes, split, stratified, subset
@@ -338,7 +339,7 @@ class LindtMod:
         """How the client fares, where it trains alone or recovers; None while there is nothing to tell."""
         with isolated_random_state(self._seed(instruction, context, "evaluate"), self.trainer.device), store.locked():
             store.begin_session(instruction)
-            has_private = bool(self.private_epochs) or self._reports(instruction)
+            has_private = self._trains_alone(instruction)
             if not (store.rounds() or instruction.recovering or has_private):
                 return None
             predict, shared, own = self._predictor(record, context, instruction, store)
@@ -372,8 +373,13 @@ class LindtMod:
         return self.trainer.predictor(shared, private if own else None), shared, own
 
     def _reports(self, instruction: Instruction) -> bool:
-        """Whether the server asks for gain reports and the client may train a P_i."""
-        return instruction.reports and self.private_epochs != 0
+        """Whether the server asks this client for gain reports, and it may train a P_i."""
+        return instruction.reports and self._trains_alone(instruction)
+
+    def _trains_alone(self, instruction: Instruction) -> bool:
+        """Whether the client has a P_i. One that is left out of the panel has none, also where its epochs are given."""
+        by_default = instruction.reports if self.private_epochs is None else self.private_epochs > 0
+        return instruction.panel and by_default
 
     def _gain(
         self, record: ArrayRecord, context: AppContext, instruction: Instruction, store: ClientStore
@@ -398,7 +404,7 @@ class LindtMod:
                 own = store.read(private, up_to=instruction.round - 1)  # v_i as it was when w was made
                 adapted_n = trainer.values(trainer.predictor(shared, private if own else None), validation)
                 adapted, adapted_private = paired(metric, adapted_n, w_n), paired(metric, adapted_n, private_n)
-            return GainReport(
+            report = GainReport(
                 samples=len(validation),
                 private=paired(metric, w_n, private_n),
                 equal_age=paired(metric, w_n, alone.at(instruction.round * self._epochs(context))),
@@ -406,6 +412,7 @@ class LindtMod:
                 adapted_private=adapted_private,
                 first_batch=first_batch,
             )
+            return with_noise(report, instruction.noise)
 
     def _alone(
         self, context: AppContext, instruction: Instruction, store: ClientStore, *, trust: bool = False
@@ -496,7 +503,7 @@ class LindtMod:
             train, trainer = self._samples(context, "train")
             x = train.take(torch.arange(2))[0].to(trainer.device)
             trainer.dual.fits(shared, x)
-        if self.preflight and (self.private_epochs or self._reports(instruction)):
+        if self.preflight and self._trains_alone(instruction):
             self._look(context, instruction)
 
     def _look(self, context: AppContext, instruction: Instruction) -> None:

@@ -25,6 +25,7 @@ from lindt.engines.messages import pack_tally, unpack_report, unpack_tally, whol
 from lindt.errors import UserError, in_short, one_line
 from lindt.plan.problem import METRICS, MeanOf
 from lindt.protocols import ClientTally, GainReport, Penalty
+from lindt.server.detection.gain import MOST_NOISE
 from lindt.server.updates import MOST_SAMPLES, clipped_report
 
 PREFIX = "lindt-"
@@ -40,12 +41,16 @@ def log_message(text: str, *, warn: bool = False) -> None:
 MEAN: Final = MeanOf(torch.sub)  # stands for a client's own metric, whose function the server does not have
 
 
+OPTIONAL: Final[dict[str, bool | float]] = {"reports": False, "panel": True, "noise": 0.0}  # of an Instruction
+
+
 @final
 @dataclass(frozen=True)
 class Instruction:
     """What the server tells a client. `since` is the round this session of the run went on from: a client that
     meets a new `session` forgets what it learned after that round. Versions of v_i before `keep` may go. `reports`
-    asks for a gain report with each training; it is in the message only where it is set."""
+    says that gains are tested: clients of the `panel` add a gain report to each training, with Laplace noise of scale
+    `noise` on its numbers. These three are in the message only where they are not what they are by default."""
 
     experiment: str
     session: str
@@ -54,13 +59,15 @@ class Instruction:
     keep: int
     recovering: bool
     reports: bool = False
+    panel: bool = True
+    noise: float = 0.0
 
     def put(self, message: Message) -> None:
         """Into the message's config; where it has none, into one of its own. One record more would upset DP mods."""
         configs = message.content.config_records
         config = next(iter(configs.values())) if configs else ConfigRecord()
         for name, value in asdict(self).items():
-            if name != "reports" or value:
+            if name not in OPTIONAL or value != OPTIONAL[name]:
                 config[PREFIX + name] = value
         if not configs:
             message.content["config"] = config
@@ -72,18 +79,32 @@ class Instruction:
         config: dict[str, Any] = dict(next(iter(configs.values()))) if configs else {}
         if PREFIX + "experiment" not in config:
             return None
-        found = {name: config.get(PREFIX + name) for name in cls.__dataclass_fields__}
+        names = cls.__dataclass_fields__
+        found: dict[str, Any] = {name: config.get(PREFIX + name, OPTIONAL.get(name)) for name in names}
         for name in ("experiment", "session"):
             # They name files on the client: letters and digits only, no way out of a folder.
             if not isinstance(found[name], str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(found[name])):
                 raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no name of an experiment or session")
-        flags = [config.get(PREFIX + "recovering"), config.get(PREFIX + "reports", False)]
-        for name, flag in zip(("recovering", "reports"), flags, strict=True):
-            if not isinstance(flag, bool):
-                raise ValueError(f"{PREFIX}{name} = {in_short(flag)}: no flag")
-        numbers = {name: whole_number(found[name], PREFIX + name, MOST_SAMPLES) for name in ("since", "round", "keep")}
-        recovering, reports = (flag is True for flag in flags)
-        return cls(str(found["experiment"]), str(found["session"]), recovering=recovering, reports=reports, **numbers)
+        for name in ("recovering", "reports", "panel"):
+            if not isinstance(found[name], bool):
+                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no flag")
+        for name in ("since", "round", "keep"):
+            found[name] = whole_number(found[name], PREFIX + name, MOST_SAMPLES)
+        if not isinstance(found["noise"], float) or not 0 <= found["noise"] <= MOST_NOISE:  # NaN is none of it
+            raise ValueError(f"{PREFIX}noise = {in_short(found['noise'])}: no scale of noise")
+        return cls(**found)
+
+
+def with_own_config(message: Message) -> None:
+    """Give the message a config of its own: strategies put the same content into the messages of all nodes.
+
+    The weights stay the same object.
+    """
+    records = dict(message.content)
+    for name, record in records.items():
+        if isinstance(record, ConfigRecord):
+            records[name] = ConfigRecord(dict(record))
+    message.content = RecordDict(records)
 
 
 @final

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from lindt.engines.messages import whole_number
 from lindt.errors import UserError
-from lindt.flower.measure import chain
+from lindt.flower.measure import chain, reports_privacy
 from lindt.flower.protocol import ClientReport, log_message
 from lindt.flower.replies import ValidReplies
 from lindt.plan.file import to_dict
@@ -487,7 +487,8 @@ class RunFolder:
         if not isinstance(self.rule, OnDetection):
             summary["detected_at"] = None
         if self.detection.reports:
-            words += "; the clients' gain reports have none, and lie outside its guarantee"
+            noise = reports_privacy(float(getattr(self.detection, "noise", 0.0)))
+            words += f"; the clients' gain reports {noise}, and lie outside its guarantee"
         summary["privacy"] = {"words": words, "epsilon": None, "delta": None}
         Store(self.folder, self.about).finish(summary)
 

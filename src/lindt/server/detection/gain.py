@@ -70,6 +70,7 @@ SPENT_WARNING: Final = 0.25  # ... at a look of the early warning
 TYPICAL: Final = 0.5  # standard errors that the middle half of the clients has to lie on the same side
 TRIMMED: Final = 0.25  # of the clients at each end, by `median`
 RECENT: Final = 10  # rounds that the estimate of `sum` goes back, about
+MOST_NOISE: Final = 1e6
 NEEDED: Final = 10**9  # more validation samples than any federation has
 
 Numbers = dict[str, float]
@@ -101,7 +102,7 @@ class Gain:
     def __post_init__(self) -> None:
         require(0 < self.alpha < 1, "alpha", self.alpha, "the level lies between 0 and 1")
         require(self.start >= 0, "start", self.start, "a round, or 0 to choose it by the number of rounds")
-        require(0 <= self.noise <= 1e6, "noise", self.noise, "the noise's scale is 0 or more")
+        require(0 <= self.noise <= MOST_NOISE, "noise", self.noise, "the noise's scale is 0 or more")
         require(0 < self.panel <= 1, "panel", self.panel, "a share of the clients, above 0 and up to 1")
 
     @property
