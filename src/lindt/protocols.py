@@ -268,6 +268,9 @@ class Context:
     device: torch.device
     notes: dict[str, float] = field(default_factory=dict)  # what the method wants logged of this client
     optimizer: Optimizer | None = None  # the user's own; it has a rate of its own, and does not clip
+    validation: Examples | None = None  # V_i, on which nothing trains; None where the client holds nothing out
+    metric: Metric | None = None
+    private_model: Callable[[], nn.Module | None] | None = None  # P_i in evaluation mode; None where there is none
 
     def shared_loss(self, shared: nn.Module, output: Tensor, y: Tensor) -> Tensor:
         """The loss of w_i on a batch, with the method's penalty."""
@@ -298,6 +301,15 @@ class ChecksModel(Protocol):
 
     def fits(self, model: nn.Module, x: Tensor) -> None:
         """Raise a PlanError before anything trains if this model will not do."""
+        ...
+
+
+@runtime_checkable
+class ChoosesOnValidation(Protocol):
+    """An adaptation whose predictor is chosen on V_i, so that it cannot be tested on V_i as it is."""
+
+    def held_out_outputs(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Tensor:
+        """What the client predicts for V_i, each sample by a choice that did not see it."""
         ...
 
 

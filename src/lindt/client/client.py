@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from collections.abc import Callable
@@ -19,8 +20,19 @@ from lindt.client.training import OutputCapture, fit, forward_all, seeded
 from lindt.data.examples import LocalWork, subset
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, paired, sample_values, split_validation
-from lindt.protocols import PAIRS, ClientTally, Context, Examples, GainReport, Paired, Predictor, Reply, Task
+from lindt.plan.problem import Problem, paired, private_clients, sample_values, split_validation
+from lindt.protocols import (
+    PAIRS,
+    ChoosesOnValidation,
+    ClientTally,
+    Context,
+    Examples,
+    GainReport,
+    Paired,
+    Predictor,
+    Reply,
+    Task,
+)
 from lindt.weights import read_buffers, read_w, write
 
 
@@ -131,8 +143,12 @@ class Client:
                 first_batch = float(values(shared, first, first.labels).mean() - private_n.mean())
             adapted = adapted_private = None
             if task.recovering and self.id not in worker.attackers:
-                predict, _ = self._predictor(ctx, replace(task, round=task.round - 1))
-                with torch.no_grad():
+                adaptation = plan.method.adaptation
+                if isinstance(adaptation, ChoosesOnValidation):
+                    kept = self._private(ctx, task.round - 1, create=False)
+                    adapted_n = sample_values(metric, adaptation.held_out_outputs(ctx, shared, kept).cpu(), y)
+                else:
+                    predict, _ = self._predictor(ctx, replace(task, round=task.round - 1))
                     adapted_n = values(predict, validation, y)
                 adapted = paired(metric, adapted_n, w_n)
                 adapted_private = paired(metric, adapted_n, private_n)
@@ -233,6 +249,9 @@ class Client:
             received_P=task.w.to(self.worker.device),
             generator=torch.Generator().manual_seed(plan.seed_for(task.kind, task.round, self.id)),
             device=self.worker.device,
+            validation=self.validation,
+            metric=self.worker.problem.metric_for(plan),
+            private_model=self._private_module if plan.alone.private else None,
         )
 
     def _private(self, ctx: Context, up_to: int, create: bool) -> nn.Module | None:
@@ -257,6 +276,19 @@ class Client:
             learned = self.worker.cache.learned(self._private_training())
             self._alone = learned if self.worker.cache.folder is None else replace(learned, w_P=None, buffers=None)
         return self._alone
+
+    def _private_module(self) -> nn.Module | None:
+        """P_i as a module, in evaluation mode; None where this client trains none."""
+        if self.id not in private_clients(self.worker.plan, len(self.worker.problem.data)):
+            return None
+        learned = self._private_model()
+        if learned.w_P is None:
+            learned = self.worker.cache.learned(self._private_training())
+        assert learned.w_P is not None
+        assert learned.buffers is not None
+        module = copy.deepcopy(self.worker.shared)
+        write(module, learned.w_P, learned.buffers)
+        return module.eval()
 
     def _private_training(self) -> PrivateTraining:
         worker = self.worker

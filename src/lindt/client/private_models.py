@@ -46,9 +46,8 @@ class PrivateModel:
 
     outputs: Tensor
     epochs: int = 0  # 0: not trained
-    # Where there is a validation part: the metric of each of its samples after each epoch, and the model itself.
-    validation_en: Tensor | None = None
-    w_P: Tensor | None = None
+    validation_en: Tensor | None = None  # the metric of each sample of V_i after each epoch, where there is a V_i
+    w_P: Tensor | None = None  # the model itself, where the training keeps it
     buffers: Buffers | None = None
 
     def values_at(self, epoch: int | None = None) -> Tensor:
@@ -108,9 +107,15 @@ class PrivateTraining:
 
     def _finished(self, model: nn.Module, chosen: int, values: Sequence[Tensor]) -> PrivateModel:
         outputs = forward_all(model, self.test, self.device).cpu()
-        if self.validation is None:
+        if not self.keeps_weights:
             return PrivateModel(outputs, chosen)
-        return PrivateModel(outputs, chosen, torch.stack(list(values)), read_w(model).cpu(), read_buffers(model))
+        on_validation = None if self.validation is None else torch.stack(list(values))
+        return PrivateModel(outputs, chosen, on_validation, read_w(model).cpu(), read_buffers(model))
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether the model itself is kept: for reports on V_i, or for a method that predicts with it."""
+        return self.validation is not None or getattr(self.plan.method.adaptation, "uses_private_model", False)
 
     def samples_seen(self, chosen: int) -> int:
         """What training took, in samples: the epochs that choose and the refit."""
@@ -191,10 +196,13 @@ class PrivateTraining:
         if self.validation is not None:
             digest.update(b"validation")
             add_samples(digest, self.validation)
+        elif self.keeps_weights:
+            digest.update(b"weights")
         return Identity(
             digest.hexdigest(),
             (len(self.test), *outputs.shape[1:]),
             None if self.validation is None else len(self.validation),
+            self.keeps_weights,
             read_w(model).numel(),
             read_buffers(model),
             self.plan.alone.epochs,
@@ -209,6 +217,7 @@ class Identity:
     key: str
     outputs: tuple[int, ...]  # the shape
     validation: int | None  # samples
+    weights: bool  # whether the model itself is kept
     w: int  # parameters
     buffers: Buffers  # of the untrained model
     epochs: int  # at most
@@ -218,8 +227,9 @@ class Identity:
         if words.get("key") != self.key:
             raise BrokenError("it is another model's")
         shapes = {"outputs": self.outputs, "epochs": ()}
-        if self.validation is not None:
+        if self.weights:
             shapes |= {"w": (self.w,), "floats": self.buffers.floats_F.shape, "counts": self.buffers.counts_I.shape}
+        if self.validation is not None:
             if "validation" not in kept or kept["validation"].dim() != 2 or not len(kept["validation"]):
                 raise BrokenError("validation is missing")
             shapes["validation"] = (len(kept["validation"]), self.validation)
@@ -232,11 +242,11 @@ class Identity:
                 raise BrokenError(f"{name} has NaN or infinity")
         if not 1 <= int(kept["epochs"]) <= self.epochs:
             raise BrokenError(f"epochs is {int(kept['epochs'])}")
-        plain = PrivateModel(kept["outputs"], int(kept["epochs"]))
-        if self.validation is None:
+        on_validation = None if self.validation is None else kept["validation"]
+        plain = PrivateModel(kept["outputs"], int(kept["epochs"]), on_validation)
+        if not self.weights:
             return plain
-        buffers = Buffers(kept["floats"], kept["counts"])
-        return replace(plain, validation_en=kept["validation"], w_P=kept["w"], buffers=buffers)
+        return replace(plain, w_P=kept["w"], buffers=Buffers(kept["floats"], kept["counts"]))
 
 
 def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], batch: Batch) -> Iterator[Tensor]:
@@ -379,9 +389,10 @@ class PrivateModelCache:
 
 def _as_tensors(model: PrivateModel) -> dict[str, Tensor]:
     found = {"outputs": model.outputs, "epochs": torch.tensor(model.epochs)}
-    if model.validation_en is not None and model.w_P is not None and model.buffers is not None:
-        found |= {"validation": model.validation_en, "w": model.w_P}
-        found |= {"floats": model.buffers.floats_F, "counts": model.buffers.counts_I}
+    if model.validation_en is not None:
+        found["validation"] = model.validation_en
+    if model.w_P is not None and model.buffers is not None:
+        found |= {"w": model.w_P, "floats": model.buffers.floats_F, "counts": model.buffers.counts_I}
     return {name: tensor.contiguous() for name, tensor in found.items()}
 
 

@@ -58,6 +58,9 @@ METHOD_ORDER: Final = (
     "lindt-before",
     "runtime",
     "watch",
+    "fine-tune",
+    "guarded",
+    "guarded-fine-tune",
 )
 
 

@@ -306,6 +306,7 @@ class JsonLines:
 LEARNS = {
     "global_only": "FedAvg",
     "dual": "LINDT",
+    "fine_tune": "fine-tuning",
     "fine_tune_head": "FB",
     "apfl": "APFL",
     "separate": "Separate",
@@ -378,9 +379,13 @@ def adapts(plan: Mapping[str, Any]) -> bool:
 
 
 def method_words(plan: Mapping[str, Any]) -> str:
-    """`LINDT on detection`, `FedAvg, watched`, `LINDT, trimmed mean`."""
+    """`LINDT on detection`, `guarded LINDT on evidence`, `FedAvg, watched`, `LINDT, trimmed mean`."""
     learns = word_at(plan, "method", "adaptation", "kind")
-    name = LEARNS.get(learns, learns or "?")
+    if learns == "guarded":
+        inside = word_at(plan, "method", "adaptation", "adaptation", "kind")
+        name = f"guarded {LEARNS.get(inside, inside or '?')}"
+    else:
+        name = LEARNS.get(learns, learns or "?")
     if word_at(plan, "method", "penalty", "kind") == "proximal":
         name = "FedProx" if name == "FedAvg" else f"{name}, FedProx"
     recovery = word_at(plan, "method", "recovery", "kind")
