@@ -456,7 +456,9 @@ class LindtMod:
             alone = AloneScores(trainer.scores(model.eval(), test))
             if values:
                 alone = replace(alone, validation_ev=torch.stack(values), rows_v=rows)
-        store.write_alone(key, alone, model)
+        if not store.write_alone(key, alone, model):
+            diverged = "trained alone to NaN or infinity: the private model is not kept, and is trained anew each time"
+            log_message(f"client {self._client(context)}: {diverged}; lower its learning rate", warn=True)
         self._tell(context, epochs, held_out, rows)
         return alone
 

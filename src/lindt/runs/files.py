@@ -106,6 +106,15 @@ def open_file(path: Path) -> int | None:
     return None
 
 
+def read_plain(path: Path) -> bytes:
+    """What a plain file holds, or BrokenError."""
+    descriptor = open_file(path)
+    if descriptor is None:
+        raise BrokenError("it is no plain file that can be read")
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
 def require_plain(folder: Path, names: Iterable[str], in_place: Iterable[str] = ()) -> None:
     """Refuse links, pipes and devices under those names in a folder, however deep: a stranger may have put them there.
 
@@ -274,7 +283,10 @@ def _bytes(values: Tensor) -> memoryview:
 def _sealed(content: bytes) -> Any:
     """A safetensors file begins with the length of its JSON header, then that."""
     length = int.from_bytes(content[:8], "little")
-    return json.loads(json.loads(content[8 : 8 + length])["__metadata__"][SEAL])
+    about = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    if SEAL not in about:
+        raise BrokenError("it has no checksum")
+    return json.loads(about[SEAL])
 
 
 def _checksum(tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> str:
