@@ -397,6 +397,22 @@ def littered(home: Path, outside: Path, draw: random.Random) -> str:
     return f"litter {path}"
 
 
+def prepare(new: Path, outside: Path, draw: random.Random) -> bool:
+    """A folder that waits for a new run, with a file outside in the place of one that the run would write."""
+    victim = outside / "waiting"
+    victim.write_bytes(b"{}\n")
+    new.mkdir()
+    path = new / draw.choice(("rounds.jsonl", "timing.jsonl", "lock", "flower.log"))
+    kind = draw.choice(("nothing", "link", "second name", "pipe"))
+    if kind == "link":
+        path.symlink_to(victim)
+    elif kind == "second name":
+        path.hardlink_to(victim)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    return kind != "nothing"
+
+
 ATTACKS: list[Callable[[Path, Path, random.Random], str]] = [
     flip, flip, cut, link, second_name, pipe, other_id, littered,
 ]  # fmt: skip
@@ -416,6 +432,11 @@ def test_a_strangers_folder_is_refused_in_one_sentence_or_gives_the_same_bytes(s
         shutil.copytree(stopped, home)
         print([draw.choice(ATTACKS)(home, outside, draw) for _ in range(draw.choice((1, 1, 2, 3)))])  # noqa: T201
         before = content(outside)
+        prepared = home / "prepared"
+        spoilt = prepare(prepared, outside, draw)
+        before = content(outside)
+        assert (sentence(lambda new=prepared: list(run_plan(crash_plan(1), new))) is not None) is spoilt
+        assert content(outside) == before
         said = sentence(lambda home=home: list(run_plan(None, home / "run", resume=True, cache=home / "cache")))
         refused, equal = refused + (said is not None), equal + (said is None)
         assert said is not None or same(left(home / "run"), wanted)
