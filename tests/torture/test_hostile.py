@@ -328,9 +328,13 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def place_in(home: Path, draw: random.Random, *, sealed: bool) -> Path:
-    """A file of the run or the cache; with `sealed` one that has a checksum."""
+    """A file of the run or the cache; with `sealed` one with a checksum, of each kind as often, the newest half."""
     paths = sorted(p for p in home.rglob("*") if p.is_file() and not p.is_symlink())
-    return draw.choice([p for p in paths if p.suffix == ".safetensors"] if sealed else paths)
+    if not sealed:
+        return draw.choice(paths)
+    kind = home / draw.choice(("run/checkpoint", "run/private", "cache"))
+    held = sorted((p for p in paths if p.is_relative_to(kind) and p.suffix == ".safetensors"), key=lambda p: p.name)
+    return draw.choice(held[len(held) // 2 :] or paths)
 
 
 def flip(home: Path, outside: Path, draw: random.Random) -> str:
@@ -381,7 +385,7 @@ def other_id(home: Path, outside: Path, draw: random.Random) -> str:
     if not path.is_file():
         return "nothing"
     about = json.loads(path.read_text())
-    id = draw.choice(["../../outside", str(outside), "..", "", "0" * 32, about["run"].upper(), 7, None, "/", [1]])
+    id = draw.choice(["../../outside", str(outside), "..", "", "0" * 32, str(about["run"]).upper(), 7, None, "/", [1]])
     path.write_text(json.dumps(about | {"run": id}))
     return f"run = {id!r}"
 

@@ -498,8 +498,11 @@ class LindtMod:
             train, trainer = self._samples(context, "train")
             x = train.take(torch.arange(2))[0].to(trainer.device)
             trainer.dual.fits(shared, x)
-        if self.preflight and (self.private_epochs or self._reports(instruction)):
-            self._look(context, instruction)
+        if self.private_epochs or self._reports(instruction):
+            if self.preflight:
+                self._look(context, instruction)
+            else:
+                log_message(f"client {self._client(context)}: the checks before training were left out", warn=True)
 
     def _look(self, context: AppContext, instruction: Instruction) -> None:
         """What the checks before training find in this client's own data and model, in its log."""
