@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The longest first.
 TORTURE := tests/engines/flower/test_kills_flower.py $(addprefix tests/torture/test_, \
-	soak.py random_kills.py crash_points.py fuzzing.py signals.py many_clients.py)
+	soak.py random_kills.py crash_points.py fuzzing.py hostile.py signals.py many_clients.py)
 WEB := tests/torture/test_web_load.py
 
 .PHONY: help run test test-slow torture check format bench bench-smoke page clean

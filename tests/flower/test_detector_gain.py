@@ -286,6 +286,23 @@ class TestLiars:
         assert detector.verdict == Decision("undecided", None, 0.25, 0.25, 2, 40)
         assert result.arrays["w"].numpy().tolist() == [0.0, 0.0]  # of three updates
 
+    def test_before_recovery_nobody_decides_whether_it_helps(self) -> None:
+        """A liar alone would answer the question, and switch recovery off in its first round."""
+        detector = NFLDetector(FedAvg(), detection=Summing())
+
+        def says(client: int, round: int, on: bool) -> GainReport:
+            return report(-0.125, -1.0 if client == 0 else 0.5 if on else None)
+
+        start(detector, reporting(says), rounds=4)
+        assert detector.state.on  # from round 4 on: the sum of the gains is -0.5
+        assert detector.found is not None
+        assert (detector.found.recovery, detector.found.recovered) == (None, None)
+        detector = NFLDetector(FedAvg(), detection=Summing())
+        start(detector, reporting(says), rounds=5)
+        assert detector.found is not None
+        assert detector.found.recovery is not None
+        assert detector.found.recovery.gain == 0.0  # of -1, 0.5 and 0.5
+
     def test_a_client_whose_update_is_refused_has_no_say(self) -> None:
         app = reporting(lambda i, r, on: report(-1.0 if i == 0 else 0.25), pushing([math.nan, 0], [1, 1], [1, 1]))
         detector = NFLDetector(FedAvg(), detection=Summing())

@@ -217,6 +217,36 @@ class TestPrivateModel:
         assert visit(2) == visit(3, "another") == at
         assert visit(4, "third", private_epochs=3) != at
 
+    @pytest.mark.parametrize("session", ["s", "another"], ids=["in the session", "after a restart"])
+    def test_a_flipped_sign_is_noticed_and_it_is_trained_anew(
+        self, grid: FakeGrid, tmp_path: Path, session: str
+    ) -> None:
+        """The flipped score is a number like any other: the gain reported of it would be false."""
+        app, w = own_app([mod(tmp_path, private_epochs=2)]), net()
+        before = reported(app(asked(grid, w), context_of(grid)))
+        (path,) = tmp_path.rglob("alone.safetensors")
+        whole = bytearray(path.read_bytes())
+        header = 8 + int.from_bytes(whole[:8], "little")
+        about = json.loads(whole[8:header])["validation"]
+        whole[header + about["data_offsets"][1] - 1] ^= 0x80  # the sign of the last score
+        path.write_bytes(whole)
+        with heard() as said:
+            after = reported(app(asked(grid, w, session=session), context_of(grid)))
+        assert after == before
+        assert any("its checksum does not add up); it is set aside as .damaged" in text for text in said)
+        assert path.with_suffix(".damaged").read_bytes() == whole
+        assert any("trained alone for 2 epochs" in text for text in said)
+
+    def test_one_that_diverges_is_said_and_not_kept(self, grid: FakeGrid, tmp_path: Path) -> None:
+        def log_likelihood(output: Tensor, y: Tensor) -> Tensor:
+            return output.log_softmax(1)[torch.arange(len(y)), y] * torch.inf
+
+        with heard() as said:
+            app = own_app([mod(tmp_path, private_epochs=2, metric=log_likelihood)])
+            app(asked(grid, net()), context_of(grid))
+        assert any("trained alone to NaN or infinity" in text for text in said)
+        assert not list(tmp_path.rglob("alone.safetensors"))
+
     def test_its_epochs_are_chosen_on_training_data_by_default(self, grid: FakeGrid, tmp_path: Path) -> None:
         """The rule of the core: the latest of the best on a tenth of the training data, then a refit on all."""
         own, context = mod(tmp_path), context_of(grid)

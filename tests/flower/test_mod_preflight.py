@@ -9,9 +9,13 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from mistakes import MISTAKES, Mistake, no_mistake
 from small_apps import heard
 from test_mod import context_of, mod, net, own_app, play, samples
 from test_mod_gain import asked
+
+from lindt.flower.protocol import instruction_of
+from lindt.plan.problem import Problem
 
 FOUND = "client 0: its test data are its training data"
 
@@ -43,8 +47,9 @@ def test_test_data_that_are_trained_on_are_told_once(grid: Any, tmp_path: Path) 
 
 
 def test_it_can_be_left_out(grid: Any, tmp_path: Path) -> None:
-    log = said(grid, tmp_path, data=same, private_epochs=1, preflight=False)
+    log = said(grid, tmp_path, rounds=2, data=same, private_epochs=1, preflight=False)
     assert not any(FOUND in text for text in log)
+    assert log.count("! client 0: the checks before training were left out") == 1
 
 
 def test_a_client_without_a_private_model_needs_no_test_data(grid: Any, tmp_path: Path) -> None:
@@ -53,3 +58,28 @@ def test_a_client_without_a_private_model_needs_no_test_data(grid: Any, tmp_path
         return samples(context, split)
 
     assert said(grid, tmp_path, reports=False, data=train_only) == []
+
+
+def told_of(grid: Any, folder: Path, problem: Problem) -> list[str]:
+    """What client 0 of a problem says when it is first met. The user's own training is not called for."""
+    train, test = problem.clients[0]
+    own = mod(
+        folder,
+        model=lambda _: problem.model(),
+        data=lambda _, split: train if split == "train" else test,
+        loss=problem.loss,
+        private_epochs=1,
+        **({} if problem.metric is None else {"metric": problem.metric}),
+    )
+    message = asked(grid, problem.model())
+    with heard() as log:
+        own._check(message, context_of(grid), instruction_of(message))
+    return [text for text in log if text.startswith("! ")]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda one: one.task)
+def test_a_client_tells_of_each_mistake_that_it_can_see(grid: Any, tmp_path: Path, mistake: Mistake) -> None:
+    """Data that two clients share can be seen by neither of them."""
+    log = told_of(grid, tmp_path, mistake.problem())
+    assert any(mistake.said in text for text in log) is mistake.one_client_sees_it
+    assert told_of(grid, tmp_path, no_mistake()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import pytest
 pytest.importorskip("flwr")
 
 import torch
-from torch import nn
+from safetensors.torch import save
+from small_apps import heard
+from torch import Tensor, nn
 
 from lindt.errors import PlanError, UserError
 from lindt.flower.client_store import AloneScores, ClientStore, default_folder
 from lindt.flower.protocol import Instruction
+from lindt.runs.files import seal
 
 
 def instruction(round: int, *, session: str = "s", since: int = 0, keep: int = 0) -> Instruction:
@@ -155,5 +159,71 @@ def test_the_private_score_is_kept_for_the_same_key(tmp_path: Path) -> None:
     assert found.test_n.tolist() == [1.0, 0.0, 1.0]
     assert kept.read_alone("b", 3) is None
     assert kept.read_alone("a", 4) is None
-    (kept.home / "alone.safetensors").write_bytes(b"broken")
+
+
+SCORES = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+
+
+def set_aside(kept: ClientStore, content: bytes, reason: str) -> None:
+    """`content` in the place of the private model: not believed, moved away, and said."""
+    (kept.home / "alone.safetensors").write_bytes(content)
+    with heard() as said:
+        assert kept.read_alone("a", 3) is None
+    assert (kept.home / "alone.damaged").read_bytes() == content
+    assert not (kept.home / "alone.safetensors").exists()
+    assert len(said) == 1
+    assert re.search(rf"alone.safetensors does not fit \(.*{reason}.*\); it is set aside as .damaged, .* anew", said[0])
+
+
+def test_every_flipped_byte_of_the_private_model_is_noticed(tmp_path: Path) -> None:
+    """A flipped sign of a score is a score: only the checksum can tell. In the header, spaces are no content."""
+    kept = store(tmp_path)
+    kept.write_alone("a", AloneScores(SCORES), model(1.0))
+    whole = (kept.home / "alone.safetensors").read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for place in range(header, len(whole)):
+        set_aside(kept, whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :], "checksum does not add up")
+    for place in range(header):
+        (kept.home / "alone.safetensors").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        found = kept.read_alone("a", 3)
+        assert found is None or torch.equal(found.test_n, SCORES)
+    for length in range(0, len(whole), 7):
+        set_aside(kept, whole[:length], "")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "reason"),
+    [
+        ({"scores": torch.tensor([1.0, float("nan"), 0.0])}, "NaN or infinity"),
+        ({"scores": torch.tensor([1.0, float("inf"), 0.0])}, "NaN or infinity"),
+        ({"scores": torch.tensor([1, 0, 1])}, "scores is missing, or of another shape or type"),
+        ({}, "scores is missing"),
+        ({"scores": SCORES, "validation": torch.zeros(2, 5)}, "not both there"),
+        ({"scores": SCORES, "validation": torch.zeros(2, 5), "rows": torch.arange(4)}, "validation or rows"),
+        ({"scores": SCORES, "validation": torch.full((2, 5), torch.nan), "rows": torch.arange(5)}, "NaN or infinity"),
+    ],
+)
+def test_a_sealed_file_that_can_be_no_private_model_is_set_aside(
+    tmp_path: Path, tensors: dict[str, Tensor], reason: str
+) -> None:
+    set_aside(store(tmp_path), seal(tensors, {"key": "a"}), reason)
+
+
+def test_the_unsealed_file_of_an_earlier_version_is_set_aside(tmp_path: Path) -> None:
+    """Whether its numbers are as they were written cannot be told."""
+    set_aside(store(tmp_path), save({"scores": SCORES}, {"key": "a"}), "it has no checksum")
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    os.mkfifo(kept.home / "alone.safetensors")
     assert kept.read_alone("a", 3) is None
+    assert (kept.home / "alone.damaged").is_fifo()
+
+
+def test_scores_of_a_model_that_diverged_are_not_kept(tmp_path: Path) -> None:
+    """Neither is the file of other settings before: unkeyed reads of the session would take it for this one's."""
+    kept = store(tmp_path)
+    assert kept.write_alone("a", AloneScores(SCORES), model(1.0))
+    assert not kept.write_alone("b", AloneScores(SCORES * torch.nan), model(1.0))
+    assert kept.read_alone(None) is None

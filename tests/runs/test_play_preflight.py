@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from mistakes import IDS, MISTAKES, Mistake
 from rich.console import Console
 from typer.testing import CliRunner
 from worlds import tiny
@@ -17,6 +20,8 @@ from worlds import tiny
 from lindt.cli import execution
 from lindt.cli.main import app, main
 from lindt.engines.flower.launch import FlowerOptions
+from lindt.environment import Environment
+from lindt.environment.participation import Sampled
 from lindt.errors import UserError
 from lindt.plan.plan import Alone, Plan
 from lindt.plan.problem import Problem, problem_for
@@ -48,6 +53,9 @@ def problem():
     return lindt.Problem(clients, net)
 """
 FLAGS = ["--set", "method=fedavg", "--set", "detection=delta", "--set", "alone.private=false", "--rounds", "2"]
+
+
+OWN = replace(PLAN, environment=Environment(Sampled(1.0)))  # without the attackers of the digits
 
 
 def task(folder: Path, twice: bool, name: str) -> str:
@@ -91,6 +99,45 @@ def test_a_mistake_is_refused_with_code_2_before_anything_is_written(
     assert about["checks"] == {"made": False, "warnings": [], "looked_at": {}}
     assert "the checks before training were left out" in verdict(read_run(Path("run"))).sentence
     assert json.loads(Path("run/summary.json").read_text())["checks"] == {"made": False, "warnings": []}
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "processes", "flower"])
+@pytest.mark.parametrize("mistake", MISTAKES, ids=IDS)
+def test_every_engine_finds_each_mistake_before_anything_is_written(
+    tmp_path: Path, mistake: Mistake, engine: str
+) -> None:
+    """What `run_plan` and `run_on_flower` begin with. `federate` and LindtMod have tests of their own."""
+    if engine == "flower":
+        pytest.importorskip("flwr")
+    folder = tmp_path / "run"
+
+    def opened() -> object:
+        return open_run(OWN, folder, task=mistake.task, resume=False, engine=engine, device="cpu")
+
+    if mistake.refused:
+        with pytest.raises(UserError, match=re.escape(mistake.said)) as told:
+            opened()
+        assert "\n" not in str(told.value)
+        assert not folder.exists()
+    else:
+        opened()
+        (kept,) = json.loads((folder / "run.json").read_text())["checks"]["warnings"]
+        assert mistake.said in kept
+
+
+@pytest.mark.parametrize("mistake", [one for one in MISTAKES if not one.refused], ids=lambda one: one.task)
+def test_a_finished_run_shows_each_warning(tmp_path: Path, mistake: Mistake) -> None:
+    list(run_plan(OWN, tmp_path / "run", task=mistake.task, engine="inprocess"))
+    found = read_run(tmp_path / "run")
+    assert "the checks before training gave 1 warning" in verdict(found).sentence
+    console = Console(record=True, width=400, file=StringIO())
+    show(console, found)
+    assert mistake.said in console.export_text()
+
+
+def test_a_healthy_task_has_no_warning(tmp_path: Path) -> None:
+    open_run(OWN, tmp_path / "run", task="mistakes:no_mistake", resume=False, engine="inprocess", device="cpu")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["checks"]["warnings"] == []
 
 
 def test_a_warning_is_kept_and_shown(here: Path) -> None:

@@ -65,7 +65,9 @@ def _link(place: Path, target: Path) -> None:
 NAMES = ("lock", "rounds.jsonl", "timing.jsonl", "summary.json", "plan.toml", "run.json", "checkpoint", "private")
 
 
-@pytest.mark.parametrize("name", [*NAMES, "flower.log", "failure.txt", "export", "checkpoint/round-000002.safetensors"])
+@pytest.mark.parametrize(
+    "name", [*NAMES, "flower.log", "failure.txt", "nodes.json", "export", "checkpoint/round-000002.safetensors"]
+)
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_links_and_pipes_are_refused(folder: Path, tmp_path: Path, name: str, kind: str) -> None:
     victim = tmp_path / "victim"
@@ -112,6 +114,59 @@ def test_a_new_run_follows_no_link_either(tmp_path: Path, name: str) -> None:
         list(run_plan(tiny("apfl"), new))
     assert outside(victim) == {"kept": b"not the run's"}
     assert [path.name for path in new.iterdir()] == [name]  # nothing was begun
+
+
+@pytest.mark.parametrize("name", ["lock", "rounds.jsonl", "timing.jsonl", "flower.log"])
+@pytest.mark.parametrize("new", [False, True], ids=["resumed", "new"])
+def test_a_second_name_of_a_file_outside_is_not_written_through(
+    folder: Path, tmp_path: Path, name: str, new: bool
+) -> None:
+    """A hard link is a plain file: appending to it changes the file outside, and locking it stops the run outside."""
+    victim = tmp_path / "victim"
+    shutil.copytree(folder, victim)
+    (victim / "flower.log").write_bytes(b"not the run's\n")
+    before = outside(victim)
+    attacked = tmp_path / "new" if new else folder
+    attacked.mkdir(exist_ok=True)
+    (attacked / name).unlink(missing_ok=True)
+    (attacked / name).hardlink_to(victim / name)
+    try:
+        with pytest.raises(UserError, match=rf"{name} has 2 names .*; copy the folder"):
+            list(run_plan(tiny("apfl") if new else None, attacked, resume=not new))
+    finally:
+        assert outside(victim) == before
+    assert not new or [path.name for path in attacked.iterdir()] == [name]  # nothing was begun
+    copied = Path(shutil.copytree(attacked, tmp_path / "copied"))  # what the sentence says to do
+    if new:
+        (copied / name).unlink()
+    list(run_plan(tiny("apfl") if new else None, copied, resume=not new))
+    assert Store.open(copied).ended
+    assert outside(victim) == before
+
+
+@pytest.mark.parametrize("left", ["rounds.jsonl", "timing.jsonl", "summary.json", "checkpoint"])
+def test_a_new_run_takes_over_no_rounds_of_another(folder: Path, tmp_path: Path, left: str) -> None:
+    """Its lines would stand before the new run's, and the summary would count them."""
+    (folder / "summary.json").write_text("{}")
+    new = tmp_path / "new"
+    new.mkdir()
+    (folder / left).rename(new / left)
+    with pytest.raises(UserError, match=rf"holds {left} of a run whose plan.toml is gone"):
+        list(run_plan(tiny("apfl"), new))
+    assert [path.name for path in new.iterdir()] == [left]
+
+
+def test_hard_links_to_files_that_are_replaced_whole_are_harmless(folder: Path, tmp_path: Path) -> None:
+    """As `cp -al` makes them of checkpoints and v_i: a replaced file is a new one, the other name keeps its bytes."""
+    kept = tmp_path / "kept"
+    shutil.copytree(folder, kept, copy_function=os.link)
+    before = outside(kept)
+    for name in ("lock", "rounds.jsonl", "timing.jsonl"):
+        shutil.copy2(kept / name, tmp_path / "aside")
+        os.replace(tmp_path / "aside", folder / name)
+    list(run_plan(None, folder, resume=True))
+    assert Store.open(folder).ended
+    assert outside(kept) == before
 
 
 def test_a_link_to_the_whole_folder_is_the_users_own(folder: Path, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.plan.plan import METHODS, Alone, Plan, Scoring
-from lindt.plan.problem import Problem
-from lindt.protocols import Aggregator, Buffers, ClientTally, RecoveryState, Reply, Task
+from lindt.plan.problem import Problem, reporting_clients
+from lindt.protocols import Aggregator, Buffers, ClientTally, GainReport, Paired, RecoveryState, Reply, Task
 from lindt.runs.summary import round_line
 from lindt.server.aggregation import (
     GeometricMedian,
@@ -31,7 +31,9 @@ from lindt.server.aggregation import (
     TrimmedMean,
     WeightedMean,
 )
+from lindt.server.detection.gain import Gain
 from lindt.server.federation import RunState, play_round
+from lindt.server.recovery import OnEvidence
 from lindt.server.updates import LONGEST, MOST_SAMPLES
 
 P = 4  # one weight for each of two inputs and two classes
@@ -287,3 +289,56 @@ def test_scores_that_would_spoil_everyones_are_left_out(case: str, weighting: An
     found = json.loads(json.dumps(round_line(result), allow_nan=False))["scores"]
     assert [client["client"] for client in found["clients"]] == [0, 1]
     assert (found["central"], found["local"], found["notes"]) == (0.5, 0.5, {"alpha": 0.5})
+
+
+class Liars:
+    """Ten clients that report a gain of 0. Clients 0 and 1 also tell of a recovery that is not on, and spoils all."""
+
+    def __init__(self, liars: Sequence[int] = (0, 1)) -> None:
+        self.liars = liars
+
+    def available(self) -> Sequence[int]:
+        return range(10)
+
+    def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
+        if tasks[0].kind != "train":
+            return
+        for task in tasks:
+            honest, worst = Paired(0.0, 1.0), Paired(-1.0, 1.0)
+            own = worst if task.client in self.liars else honest if task.recovering else None
+            report = GainReport(20, honest, honest, own, own)
+            yield Reply(task.client, task.round, 10, torch.zeros(P), buffers(), report=report)
+
+    def forget_after(self, round: int) -> None: ...
+
+
+def ten(detection: Gain) -> tuple[Plan, Problem]:
+    data = [((torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)),) * 2 for _ in range(10)]
+    plan, _ = world(detection=detection, rounds=40, alone=Alone())
+    return plan, Problem(data, lambda: torch.nn.Linear(2, 2, bias=False))
+
+
+@pytest.mark.parametrize("combine", ["mean", "median", "sum"])
+def test_before_recovery_nobody_decides_whether_it_helps(combine: Any) -> None:
+    """Two liars of ten would be the only ones that answer the question, and switch recovery off before it is on."""
+    plan, problem = ten(Gain(combine=combine))
+    plan = replace(plan, method=replace(plan.method, recovery=OnEvidence()))
+    state = RunState("", 0, torch.zeros(P), buffers(), RecoveryState(), detection=plan.detection.begin())
+    for _ in range(plan.rounds):
+        state, result = play_round(state, plan, problem, Liars())
+        assert state.detection is not None
+        assert (state.detection.recovery, state.detection.recovered) == (None, None)
+        assert result.reports == dict.fromkeys(range(10), GainReport(20, Paired(0.0, 1.0), Paired(0.0, 1.0)))
+    state = replace(state, recovery=RecoveryState(on=True, detections=1))
+    state, result = play_round(state, plan, problem, Liars())
+    assert result.reports is not None
+    assert [report.adapted for report in result.reports.values()] == [Paired(-1.0, 1.0)] * 2 + [Paired(0.0, 1.0)] * 8
+
+
+def test_only_the_panel_is_heard() -> None:
+    """The rest of the clients, if they were heard, would outvote it."""
+    plan, problem = ten(Gain(panel=0.2))
+    state = RunState("", 0, torch.zeros(P), buffers(), RecoveryState(), detection=plan.detection.begin())
+    _, result = play_round(state, plan, problem, Liars(range(10)))
+    assert set(result.reports or ()) == reporting_clients(plan, 10)
+    assert len(result.reports or ()) == 2

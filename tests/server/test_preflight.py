@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mistakes import IDS, MISTAKES, Mistake, no_mistake
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, mse_loss, one_hot
 from worlds import tiny, tiny_runtime
@@ -471,6 +473,18 @@ def test_federate_warns_and_a_resumed_state_is_not_looked_at_again() -> None:
         warnings.simplefilter("error")
         next(federate(plan, clients=clients, model=net, state=state))
         next(federate(plan, clients=clients, model=net, preflight=False))
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=IDS)
+def test_federate_finds_each_mistake(mistake: Mistake) -> None:
+    """tests/runs/test_play_preflight.py and tests/flower/test_mod_preflight.py stage the same ones."""
+    plan = replace(PLAN, detection=tiny().detection, alone=Alone(private=False))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kind = UserError if mistake.refused else PreflightWarning
+        with pytest.raises(kind, match=re.escape(mistake.said)):
+            next(federate(plan, problem=mistake.problem()))
+        next(federate(plan, problem=no_mistake()))
 
 
 # A problem of any size takes a bounded time.

@@ -18,7 +18,6 @@ from flwr.common.serde import message_to_proto
 from flwr.supercore.task_identity import TaskIdentity
 from folders import about, mended, plan, write_run
 from PIL import Image
-from safetensors.torch import save
 
 from lindt.data.shakespeare import PROJECT, VERSION
 from lindt.engines.flower.wire import EngineSession, pack_replies, pack_tasks
@@ -65,7 +64,7 @@ def sealed() -> list[bytes]:
     recovery = {"on": True, "count": 3, "quiet": 0, "detections": 1, "treated": [1, 2]}
     told = {"format": 2, "run": RUN, "round": 3, "recovery": recovery, "private": [[0, 2]], "secret": "ab" * 16}
     words = json.dumps(told, sort_keys=True)
-    alone = save({"scores": torch.tensor([1.0, 0.0, 1.0])}, {"epochs": "5"})
+    alone = seal({"scores": torch.tensor([1.0, 0.0, 1.0])}, {"key": "5"})
     return [seal(tensors, {"about": words}), seal({"v": W}, {"notes": '{"a": 1.0}'}), alone, words.encode()]
 
 

@@ -1,7 +1,7 @@
 """Ctrl-C, SIGTERM and dying workers at random moments: the run ends within seconds, or goes on, to the same bytes.
 
-One of each is in the quick suite: tests/test_cli.py (SIGINT in-process), tests/test_stopping.py (with workers) and
-tests/parity/test_engines.py (a worker killed).
+One of each is in the quick suite: tests/cli/test_cli.py (SIGINT in-process), tests/cli/test_stopping.py (with workers)
+and tests/engines/test_processes.py (a worker killed).
 """
 
 from __future__ import annotations

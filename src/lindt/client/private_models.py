@@ -25,7 +25,7 @@ from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, first_model, sample_values
 from lindt.protocols import Batch, Buffers, Examples, Metric
 from lindt.resources import with_threads
-from lindt.runs.files import BrokenError, open_file, seal, unseal, write_whole
+from lindt.runs.files import BrokenError, read_plain, seal, unseal, write_whole
 from lindt.seeds import seed_for
 from lindt.weights import read_buffers, read_w, trainable
 
@@ -339,11 +339,7 @@ class PrivateModelCache:
         if not os.path.lexists(path):
             return None
         try:
-            descriptor = open_file(path)
-            if descriptor is None:
-                raise BrokenError("it is no plain file that can be read")
-            with os.fdopen(descriptor, "rb") as file:
-                return identity.read(*unseal(file.read()))
+            return identity.read(*unseal(read_plain(path)))
         except BrokenError as error:
             wrong = f"{path} does not fit ({error})"
         try:

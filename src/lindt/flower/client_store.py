@@ -7,7 +7,8 @@
     FOLDER/EXPERIMENT/client-NAME/lock
 
 Flower's Context.state survives neither a node's restart nor a new run, and a node's id may change: so files, keyed
-by experiment and client. Each is written aside, synced and renamed.
+by experiment and client. Each is written aside, synced and renamed. v_i and the private model are sealed: a damaged
+v_i is an error, since there is no second copy; a private model is set aside, said in the log and trained anew.
 """
 
 from __future__ import annotations
@@ -20,14 +21,12 @@ from typing import final
 from urllib.parse import quote
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from lindt.client.private_store import FolderStore, meet_session, newest, prune
 from lindt.errors import PlanError, UserError
-from lindt.flower.protocol import Instruction
-from lindt.runs.files import locked, write_whole
+from lindt.flower.protocol import Instruction, log_message
+from lindt.runs.files import BrokenError, locked, read_plain, seal, unseal, write_whole
 
 CLIENT = 0  # a store holds the versions of one client
 
@@ -59,23 +58,26 @@ class AloneScores:
         found = {"scores": self.test_n, "validation": self.validation_ev, "rows": self.rows_v}
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
+    @property
+    def finite(self) -> bool:
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.tensors().values())
+
     @classmethod
-    def read(cls, kept: dict[str, Tensor]) -> AloneScores | None:
-        """None where the tensors are not what `tensors` gave."""
+    def read(cls, kept: dict[str, Tensor]) -> AloneScores:
+        """What `tensors` gave. Raises BrokenError where it cannot be."""
         scores, values, rows = (kept.get(name) for name in ("scores", "validation", "rows"))
-        if scores is None or scores.dim() != 1 or not _finite(scores):
-            return None
+        if scores is None or scores.dim() != 1 or not scores.is_floating_point():
+            raise BrokenError("scores is missing, or of another shape or type")
         if (values is None) != (rows is None):
-            return None
+            raise BrokenError("validation and rows are not both there")
         if values is not None and rows is not None:
-            fitting = values.dim() == 2 and len(values) > 0 and rows.dtype == torch.int64
-            if not fitting or rows.shape != values.shape[1:] or not _finite(values):
-                return None
-        return cls(scores, values, rows)
-
-
-def _finite(scores: Tensor) -> bool:
-    return scores.is_floating_point() and bool(torch.isfinite(scores).all())
+            fitting = values.dim() == 2 and len(values) > 0 and values.is_floating_point()
+            if not fitting or rows.shape != values.shape[1:] or rows.dtype != torch.int64:
+                raise BrokenError("validation or rows is of another shape or type")
+        found = cls(scores, values, rows)
+        if not found.finite:
+            raise BrokenError("it has NaN or infinity")
+        return found
 
 
 @final
@@ -144,25 +146,30 @@ class ClientStore:
         With `key` None the file is taken as it is: `checked` says whether this session has compared its key already.
         """
         path = self.home / "alone.safetensors"
-        if not path.exists():
+        if not os.path.lexists(path):
             return None
         try:
-            with safe_open(path, framework="pt") as file:
-                kept = {name: file.get_tensor(name) for name in file.keys() if not name.startswith("model/")}  # noqa: SIM118
-                same = key is None or (file.metadata() or {}).get("key") == key
-        except (SafetensorError, OSError):
-            return None  # damaged: it can be trained anew
-        found = AloneScores.read(kept) if same else None
-        return None if found is None or samples not in (None, len(found.test_n)) else found
+            kept, words = unseal(read_plain(path))
+            if key is not None and words.get("key") != key:
+                return None
+            found = AloneScores.read(kept)
+        except BrokenError as error:
+            os.replace(path, path.with_suffix(".damaged"))
+            log_message(
+                f"{path} does not fit ({error}); it is set aside as .damaged, and the private model is trained anew",
+                warn=True,
+            )
+            return None
+        return None if samples not in (None, len(found.test_n)) else found
 
-    def write_alone(self, key: str, alone: AloneScores, model: nn.Module) -> None:
-        """Keep the scores and P_i itself."""
+    def write_alone(self, key: str, alone: AloneScores, model: nn.Module) -> bool:
+        """Keep the scores and P_i itself; False where the scores have NaN or infinity: nothing is kept then."""
+        if not alone.finite:
+            (self.home / "alone.safetensors").unlink(missing_ok=True)  # of other settings: it is not this P_i
+            return False
         tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()} | alone.tensors()
-        # A copy of each: tied weights share memory, which safetensors refuses.
-        blob = save(
-            {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}, {"key": key}
-        )
-        write_whole(self.home / "alone.safetensors", blob)
+        write_whole(self.home / "alone.safetensors", seal(tensors, {"key": key}))
+        return True
 
     def checked(self, session: str) -> bool:
         """Whether the key of the private model was compared in this session: that takes reading all of the data."""

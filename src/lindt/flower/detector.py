@@ -56,6 +56,7 @@ from lindt.server.detection.divergence import Counting, Delta
 from lindt.server.detection.gain import Gain
 from lindt.server.recovery import OnDetection, OnEvidence, Persist
 from lindt.server.scores import Scores
+from lindt.server.updates import asked_reports
 
 STATES: Final = {  # of the verdict, in Flower's log
     "too early": "too early to say",
@@ -270,6 +271,7 @@ class NFLDetector(Strategy):
         answered = frozenset(number(node) for node in valid.nodes)
         # Of the replies that were taken: a client whose update is refused has no say.
         reports = {number(r.metadata.src_node_id): gains[id(r)] for r in valid.passed if id(r) in gains}
+        reports = asked_reports(reports, reports.keys(), recovering=recovering)
         evidence = Evidence(round, self.seen, answered, self._recorder.clients, self._rounds, reports)
         self._judged = self.detection.judge(self._judged, evidence)
         self.found = _shown(self._judged)

@@ -463,7 +463,9 @@ class LindtMod:
             alone = AloneScores(trainer.scores(model.eval(), test))
             if values:
                 alone = replace(alone, validation_ev=torch.stack(values), rows_v=rows)
-        store.write_alone(key, alone, model)
+        if not store.write_alone(key, alone, model):
+            diverged = "trained alone to NaN or infinity: the private model is not kept, and is trained anew each time"
+            log_message(f"client {self._client(context)}: {diverged}; lower its learning rate", warn=True)
         self._tell(context, epochs, held_out, rows)
         return alone
 
@@ -503,8 +505,11 @@ class LindtMod:
             train, trainer = self._samples(context, "train")
             x = train.take(torch.arange(2))[0].to(trainer.device)
             trainer.dual.fits(shared, x)
-        if self.preflight and self._trains_alone(instruction):
-            self._look(context, instruction)
+        if self._trains_alone(instruction):
+            if self.preflight:
+                self._look(context, instruction)
+            else:
+                log_message(f"client {self._client(context)}: the checks before training were left out", warn=True)
 
     def _look(self, context: AppContext, instruction: Instruction) -> None:
         """What the checks before training find in this client's own data and model, in its log."""

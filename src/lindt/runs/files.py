@@ -7,7 +7,9 @@ A sealed file holds tensors and words: safetensors with a checksum over all it s
 is read, and nothing is allocated beyond the file's own size. torch is imported where tensors are read or written only:
 `report` and `watch` use this module without it.
 
-A folder and a cache may come from a stranger: no link in them is followed, no pipe is waited for.
+A folder and a cache may come from a stranger: no link in them is followed, no pipe is waited for. A hard link to a
+file outside is a plain file with two names: it is refused where a file is locked or appended to. A file that is
+replaced whole becomes a new one, and the other name keeps its bytes.
 """
 
 from __future__ import annotations
@@ -104,24 +106,40 @@ def open_file(path: Path) -> int | None:
     return None
 
 
-def require_plain(folder: Path, names: Iterable[str]) -> None:
+def read_plain(path: Path) -> bytes:
+    """What a plain file holds, or BrokenError."""
+    descriptor = open_file(path)
+    if descriptor is None:
+        raise BrokenError("it is no plain file that can be read")
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
+
+
+def require_plain(folder: Path, names: Iterable[str], in_place: Iterable[str] = ()) -> None:
     """Refuse links, pipes and devices under those names in a folder, however deep: a stranger may have put them there.
 
-    The folder itself may be reached through a link, which is its user's own.
+    `in_place` are the files that are about to be locked or appended to: they must have no second name. The folder
+    itself may be reached through a link, which is its user's own.
     """
-    waiting = [folder / name for name in names]
+    waiting, single = [folder / name for name in names], {folder / name for name in in_place}
     while waiting:
         path = waiting.pop()
         try:
-            mode = path.lstat().st_mode
+            found = path.lstat()
         except (FileNotFoundError, NotADirectoryError):
             continue
+        mode = found.st_mode
         if stat.S_ISLNK(mode):
             raise UserError(f"{path} is a link; a run's folder holds plain files only, put the file itself there")
         if stat.S_ISDIR(mode):
             waiting += path.iterdir()
         elif not stat.S_ISREG(mode):
             raise UserError(f"{path} is no plain file; a run's folder holds plain files only, take it away")
+        elif path in single and found.st_nlink > 1:
+            raise UserError(
+                f"{path} has {found.st_nlink} names (hard links), and writing to it would change the others; "
+                "copy the folder with cp -r, and use the copy"
+            )
 
 
 @contextmanager
@@ -265,7 +283,10 @@ def _bytes(values: Tensor) -> memoryview:
 def _sealed(content: bytes) -> Any:
     """A safetensors file begins with the length of its JSON header, then that."""
     length = int.from_bytes(content[:8], "little")
-    return json.loads(json.loads(content[8 : 8 + length])["__metadata__"][SEAL])
+    about = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    if SEAL not in about:
+        raise BrokenError("it has no checksum")
+    return json.loads(about[SEAL])
 
 
 def _checksum(tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> str:

@@ -48,7 +48,7 @@ from lindt.runs.files import (
     unseal,
     write_whole,
 )
-from lindt.runs.schema import DETECTION, MapOf, fits
+from lindt.runs.schema import DETECTION, NODES_FILE, MapOf, fits
 from lindt.runs.summary import round_line, withheld_line
 from lindt.server.checks import Part
 from lindt.server.federation import RoundResult, RunState
@@ -60,8 +60,9 @@ CHECKPOINT_FORMAT: Final = 2  # 1 had no checksum
 # What a run writes in its folder; Flower's log and its failure are those of engines/flower/launch.py.
 NAMES: Final = (
     "plan.toml", "run.json", "rounds.jsonl", "timing.jsonl", "summary.json", "lock", "checkpoint", "private",
-    "export", "flower.log", "failure.txt",
+    "export", "flower.log", "failure.txt", NODES_FILE,
 )  # fmt: skip
+IN_PLACE: Final = ("rounds.jsonl", "timing.jsonl", "lock", "flower.log")  # of these; the others are replaced whole
 LARGEST: Final = 2**64 - 1  # number in a checkpoint: Flower names its nodes by 64 bits
 T = TypeVar("T")
 PrivateRounds = dict[int, int]  # the round of each client's newest v_i
@@ -124,7 +125,10 @@ class Store:
             raise UserError(f"{folder} holds a run already; name another --out, or continue it with --resume")
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            require_plain(folder, NAMES)
+            require_plain(folder, NAMES, IN_PLACE)
+            for left in ("rounds.jsonl", "timing.jsonl", "summary.json", "checkpoint"):
+                if (folder / left).exists():  # its rounds would count as this run's
+                    raise UserError(f"{folder} holds {left} of a run whose plan.toml is gone; name another --out")
             about = {"format": FORMAT, "run": uuid.uuid4().hex, **about}
             write_about(folder, about)
             write_plan(folder, to_dict(plan))  # last: it marks a run
@@ -268,7 +272,7 @@ class Store:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One process a run, also where somebody deletes the lock's file meanwhile."""
-        require_plain(self.folder, NAMES)
+        require_plain(self.folder, NAMES, IN_PLACE)
         busy = f"{self.folder}: another process is working on this run; wait or stop it"
         # A reader that asks whether the run goes on holds the lock for an instant.
         with (

@@ -26,6 +26,7 @@ from lindt.plan.problem import (
     initial_weights,
     private_clients,
     problem_for,
+    reporting_clients,
 )
 from lindt.protocols import (
     Buffers,
@@ -48,7 +49,7 @@ from lindt.server.checks import check, keeps_private
 from lindt.server.detection.divergence import measure
 from lindt.server.recovery import Always, Never, OnDetection
 from lindt.server.scores import Scores, summarise
-from lindt.server.updates import Refusal, collect_scores, collect_updates
+from lindt.server.updates import Refusal, asked_reports, collect_scores, collect_updates
 
 if TYPE_CHECKING:
     from lindt.engines.inprocess import InProcess
@@ -115,6 +116,7 @@ def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -
     updates_KP, sizes_K, theirs, answered, refused, reports = collect_updates(
         replies, set(asked), r, state.w, state.buffers, wanted, first.float_buffers
     )
+    reports = asked_reports(reports, reporting_clients(plan, N), recovering=state.recovery.on)
     if attackers:
         _conspire(env.threat, r, updates_KP, answered, attackers)
     if answered:

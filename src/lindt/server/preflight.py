@@ -39,6 +39,7 @@ BYTES: Final = 2**30  # of theirs
 SECONDS: Final = 5.0  # after which no further client's data are looked at
 READ_TWICE: Final = 50  # clients
 NEIGHBOURS: Final = 64  # samples of a client's training and test data among which neighbours are looked for
+FEW_CLIENTS: Final = 8  # fewer have more samples looked at, as many as so many clients would have
 FEATURES: Final = 1024  # of a sample, by which its distance to others is taken
 FEW: Final = 16  # samples that are evaluated twice, or trained on
 MEANT: Final = "where this is meant, leave the checks out (--no-preflight, or preflight=False)"
@@ -507,12 +508,12 @@ def _labels(subject: Subject, until: float, looked_at: dict[str, str]) -> Iterat
     Of classes and of inputs that are numbers: tokens have no distance.
     """
     found: dict[str, list[_Agreement]] = {"training": [], "test": []}
-    seen = 0
+    seen, most = 0, max(NEIGHBOURS, NEIGHBOURS * FEW_CLIENTS // len(subject.clients))
     for name, train, test in subject.clients:
         if seen and time.monotonic() > until:
             break
         seen += 1
-        (x, y), (u, v) = (data.take(_some(len(data), NEIGHBOURS)) for data in (train, test))
+        (x, y), (u, v) = (data.take(_some(len(data), most)) for data in (train, test))
         if y.is_floating_point() or y.dim() != 1 or x.dtype in (torch.int32, torch.int64):
             looked_at["labels"] = "not looked at, targets are no classes or inputs have no distance"
             return
@@ -531,7 +532,7 @@ def _labels(subject: Subject, until: float, looked_at: dict[str, str]) -> Iterat
             found["training"].append(_Agreement(name, n, float(hits), among))
         hits = (y[torch.cdist(u, x).argmin(1)] == v).sum()
         found["test"].append(_Agreement(name, len(v), float(hits), float(counts[v].sum() / n)))
-    looked_at["labels"] = f"{seen} of {len(subject.clients)} clients, up to {NEIGHBOURS} samples of a part"
+    looked_at["labels"] = f"{seen} of {len(subject.clients)} clients, up to {most} samples of a part"
     for kind, clients in found.items():
         if (finding := _by_chance(kind, clients)) is not None:
             yield finding

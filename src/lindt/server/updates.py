@@ -9,7 +9,8 @@ The rules are the same on every engine, and for a Flower app of the user's own (
             listen to it, and under these one client may outweigh all others
     buffers of the model's shapes and types, floats within LONGEST, integers within MOST_COUNT; no variance below 0,
             and no buffer that reaches more than MOST_TIMES what the median client's does
-    report  a gain report is clipped to its bounds; one with NaN is dropped, and the update still counts
+    report  a gain report is clipped to its bounds; one with NaN is dropped, and the update still counts. A client that
+            was not asked for a report has none, and none tells of recovery in a round without it
     scores  sums that are finite and within LONGEST, an accuracy from 0 to 1, no more wins and losses than
             predictions; a client that sends others is missing from the round's scores
 
@@ -184,6 +185,15 @@ def clipped_report(report: GainReport) -> GainReport | None:
     first = None if report.first_batch is None else max(-1.0, min(1.0, report.first_batch))
     clipped: dict[str, Any] = {name: _clipped(pair) for name, pair in pairs.items() if pair}
     return replace(report, first_batch=first, **clipped)
+
+
+def asked_reports(reports: Mapping[int, GainReport], panel: Set[int], *, recovering: bool) -> dict[int, GainReport]:
+    """Of the reports what was asked for: those of the panel; what clients predict with while recovery is on only.
+
+    Else clients that nobody asked would answer a question alone, and decide it.
+    """
+    taken = {i: report for i, report in reports.items() if i in panel}
+    return taken if recovering else {i: replace(r, adapted=None, adapted_private=None) for i, r in taken.items()}
 
 
 def _clipped(pair: Paired) -> Paired:

@@ -19,6 +19,7 @@ from lindt.cli.show import show
 from lindt.engines.flower.apps import serve
 from lindt.engines.flower.claims import Claims, Holder, operator_list
 from lindt.engines.flower.engine import Flower, Timeouts
+from lindt.engines.flower.identity import new_challenge, proof, proven_key
 from lindt.engines.flower.launch import FlowerOptions
 from lindt.errors import UserError
 from lindt.plan.problem import problem_for
@@ -176,6 +177,15 @@ def test_a_key_that_is_not_proven_opens_nothing(change: str, tmp_path: Path) -> 
     intrude(grid, tmp_path, "0,1,2")
     assert engine.available() == [3, 4, 5]
     assert engine.registry.claims.refused == {STRANGER: {0, 1, 2}}
+
+
+def test_a_proof_is_of_one_node_and_one_challenge(tmp_path: Path) -> None:
+    """A node that passes its own challenge on to another one gets a proof that is of no use to it."""
+    asked, other = new_challenge(), new_challenge()
+    shown = proof(tmp_path, 7001, asked)
+    assert proven_key(shown, 7001, asked) == shown["key"] != ""
+    assert proven_key(shown, STRANGER, asked) == ""
+    assert proven_key(shown, 7001, other) == ""
 
 
 def folder_of(tmp_path: Path, rounds: int = 3) -> Store:
