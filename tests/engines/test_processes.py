@@ -18,7 +18,7 @@ from worlds import tiny
 from lindt.engines.inprocess import InProcess
 from lindt.engines.processes import worker
 from lindt.engines.processes.engine import Processes
-from lindt.engines.processes.wire import problem_hashes
+from lindt.engines.processes.worker import problem_hashes
 from lindt.environment import Environment
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
