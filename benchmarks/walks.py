@@ -36,8 +36,7 @@ import lindt
 
 PACKAGE = Path(lindt.__file__).resolve().parent
 NOT_OPENED = {
-    "lindt.resources": "with_threads: the plan's number of threads",
-    "lindt.seeds": "seed_for: a number from names",
+    "lindt.seeds": "seed_for, seeded, with_threads: a number from names, a generator's state, the plan's threads",
     "lindt.weights": "read_w, write: a module's parameters as one vector and back",
     "lindt.client.private_store": "nothing is stored: flush finds no v_i",
     "lindt.environment.privacy": "NoPrivacy: updates as they are, noise of zero",
@@ -159,8 +158,7 @@ def worker_walk(folder: Path) -> set[str]:
     a second one enters what the first has recorded.
     """
     from lindt.engines.processes.engine import Processes
-    from lindt.engines.processes.wire import Line, task_line
-    from lindt.engines.processes.worker import serve
+    from lindt.engines.processes.worker import Line, serve, task_line
     from lindt.plan.problem import problem_for
     from lindt.protocols import Task
     from lindt.server.federation import begin

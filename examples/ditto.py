@@ -8,8 +8,7 @@ from typing import final
 import torch
 from torch import nn
 
-from lindt.client.adaptations.base import global_step, initial_private
-from lindt.client.training import sgd_step
+from lindt.client.training import global_step, initial_private, sgd_step
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method

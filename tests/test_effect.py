@@ -22,7 +22,8 @@ BY_DELTA = ["detection=delta", "method=runtime", "method.recovery.patience=25"]
 
 
 def flagged_at(plan: Plan) -> int | None:
-    return next((result.round for _, result in federate(plan) if result.recovery.detections), None)
+    rounds = federate(plan, preflight=False)
+    return next((result.round for _, result in rounds if result.recovery.detections), None)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -136,6 +136,7 @@ def test_own_components_are_named_in_a_plan(own: ModuleType) -> None:
 def test_an_own_aggregator_and_an_own_method_are_played(own: ModuleType) -> None:
     assert METHODS["half"] == Method(aggregator=own.HalfMean(0.25), recovery=METHODS["fedavg"].recovery)
     plain = ["environment.threat=no_threat", "environment.privacy=no_privacy", "rounds=1", "detection=delta"]
+    plain += ["alone.private=false", "model=linear"]
     fedavg, half, before = (
         next(iter(federate(resolve("digits-nfl", [*plain, f"method={method}"]))))[0].w
         for method in ("fedavg", "half", "{aggregator={kind='half_mean', factor=0}, recovery='never'}")

@@ -30,7 +30,7 @@ def tiny(method: str | Method = "fedavg", /, **changes: object) -> Plan:
         model=Linear(),
         environment=Environment(Sampled(rate=0.5), Backdoor(share=0.17, epochs=2), Gaussian(S=15.0, sigma=0.001)),
         method=METHODS[method] if isinstance(method, str) else method,
-        alone=Alone(epochs=3, patience=2),
+        alone=Alone(epochs=1, patience=1),  # P_i takes most of a small run's time: tests of its epochs ask for more
         scoring=Scoring(every=2, last=1),
     )
     return replace(plan, **changes)  # type: ignore[arg-type]  # all at once: a recovery may need a detection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import reprlib
-from typing import Final
+from typing import Final, get_args
 
 _SHORT: Final = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxtuple = 4, 12, 12, 12
@@ -34,6 +34,12 @@ def require(holds: bool, field: str, value: object, fix: str) -> None:
     """`require(share < 0.5, "share", share, "trim less than half on each side")`."""
     if not holds:
         raise PlanError(field, value, fix)
+
+
+def require_choice(field: str, value: object, choices: object) -> None:
+    """Raise a PlanError unless the value is one of a Literal's: a misspelt word must not be taken for another."""
+    known = get_args(choices)
+    require(value in known, field, value, f"choose among {', '.join(map(str, known))}")
 
 
 def require_type(name: str, value: object, kind: type, fix: str) -> None:

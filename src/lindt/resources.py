@@ -1,11 +1,9 @@
-"""What a process that trains takes of the machine: the memory it keeps, the threads it computes with."""
+"""The memory that a process that trains keeps."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h of the GNU C library numbers them
@@ -25,19 +23,3 @@ def keep_memory() -> bool:
         return False
     kept = mallopt(M_MMAP_THRESHOLD, LARGEST) or mallopt(M_MMAP_THRESHOLD, AS_BEFORE)
     return bool(kept and mallopt(M_TRIM_THRESHOLD, 2 * LARGEST))
-
-
-@contextmanager
-def with_threads(threads: int) -> Iterator[None]:
-    """Compute with a plan's number of threads, which decides the last bits of sums; then restore the caller's."""
-    import torch  # here: a worker sets its memory up before torch is imported
-
-    before = torch.get_num_threads()
-    if before == threads:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

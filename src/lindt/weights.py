@@ -9,10 +9,28 @@ Legend: K clients answering, P trainable parameters, F floats and I integers in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Protocol
+
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lindt.errors import UserError
 from lindt.protocols import Buffers
+
+# BatchNorm's: measured on data, not learned, so no part of w.
+NORM_STATISTICS = ("running_mean", "running_var")
+
+
+class Array(Protocol):
+    """numpy's arrays, and whatever else torch.as_tensor takes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+Weights = Tensor | Array | Mapping[str, "Tensor | Array"] | Sequence["Tensor | Array"]
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -63,3 +81,26 @@ def _pour(flat: Tensor, targets: list[Tensor]) -> None:
         raise ValueError(f"{flat.numel()} values for {sum(t.numel() for t in targets)} places")
     for piece, target in zip(flat.split([t.numel() for t in targets]), targets, strict=True):
         target.copy_(piece.view_as(target))
+
+
+def flat(weights: Weights, leave_out: Set[str] = frozenset()) -> Tensor:
+    """One vector of floats from whatever a framework calls weights; of a state dict, without some names."""
+    if isinstance(weights, Mapping):
+        # By name, so that two state dicts in different order are the same weights.
+        names = [name for name in sorted(weights) if name not in leave_out and not name.endswith(NORM_STATISTICS)]
+        tensors = [as_tensor(weights[name]) for name in names]
+        parts = [tensor for tensor in tensors if tensor.is_floating_point()]
+    elif isinstance(weights, Tensor) or hasattr(weights, "shape"):
+        parts = [as_tensor(weights)]
+    elif isinstance(weights, Iterable) and not isinstance(weights, str | torch.nn.Module):
+        parts = [as_tensor(part) for part in weights]
+    else:
+        raise UserError(f"weights: of type {type(weights).__name__}; give model.state_dict(), or tensors")
+    if not parts:
+        raise UserError("weights: there are no floats among them; give a model's parameters")
+    return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in parts])
+
+
+def as_tensor(part: object) -> Tensor:
+    # Arrays are copied: those that come over a network are often read-only, which torch warns of.
+    return part if isinstance(part, Tensor) else torch.as_tensor(np.array(part))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import pytest
 
@@ -18,18 +19,55 @@ BY_DELTA = ["--set", "detection=delta", "--set", "method=runtime", "--set", "met
 DUAL = ["--set", "alone.epochs=2", *BY_DELTA]
 
 
+class Called(NamedTuple):
+    stdout: str
+    stderr: str
+
+
+class Call(Protocol):
+    def __call__(self, *arguments: str, code: int = 0) -> Called: ...
+
+
 @pytest.fixture
-def lindt(tmp_path: Path):  # type: ignore[no-untyped-def]
+def process(tmp_path: Path) -> Call:
     """Run the real command in an empty folder."""
 
-    def call(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def call(*arguments: str, code: int = 0) -> Called:
         done = subprocess.run(
             [sys.executable, "-m", "lindt.cli", *arguments],
             cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
-        return done
+        return Called(done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def lindt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """The same in this process, which has imported torch already: a task's module is forgotten after each call."""
+    from lindt.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+
+    def call(*arguments: str, code: int = 0) -> Called:
+        capsys.readouterr()
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            monkeypatch.setattr(sys, "argv", ["lindt", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                main.main()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            own = [n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(str(tmp_path))]
+            for name in own:
+                del sys.modules[name]
+        said = Called(*capsys.readouterr())
+        assert (ended.value.code or 0) == code, said.stdout + said.stderr
+        return said
 
     return call
 
@@ -39,8 +77,8 @@ def environment(folder: Path) -> dict[str, str]:
     return os.environ | {"LINDT_CACHE": str(folder / "cache"), "COLUMNS": "120", "PYTHONWARNINGS": warnings}
 
 
-def test_run_says_what_happens_and_leaves_a_folder(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    said = lindt("run", "--rounds", "3", "--out", "mine", *DUAL).stdout
+def test_run_says_what_happens_and_leaves_a_folder(process: Call, lindt: Call, tmp_path: Path) -> None:
+    said = process("run", "--rounds", "2", "--out", "mine", *DUAL).stdout
     assert "round 1: NFL suspected: Delta was above epsilon = 0.1 in 1 rounds, more than r' = 0" in said
     assert "round 1: beta is -" in said
     assert "confirmed" not in said
@@ -49,14 +87,14 @@ def test_run_says_what_happens_and_leaves_a_folder(lindt, tmp_path: Path) -> Non
     assert "mine" in lindt("run", "--out", "mine", "--resume").stdout  # ended: exits 0 and changes nothing
 
 
-def test_json_lines_for_machines(lindt) -> None:  # type: ignore[no-untyped-def]
+def test_json_lines_for_machines(lindt: Call) -> None:
     lines = [json.loads(line) for line in lindt("run", "--rounds", "2", "--json", *SMALL).stdout.splitlines()]
     assert [line["event"] for line in lines] == ["round", "round", "end"]
     assert lines[0]["round"] == 1
     assert lines[-1]["folder"] == "runs/digits-nfl-seed0"
 
 
-def test_compare_prints_a_table_with_references(lindt) -> None:  # type: ignore[no-untyped-def]
+def test_compare_prints_a_table_with_references(lindt: Call) -> None:
     common = ["--rounds", "2", "--set", "alone.epochs=2"]
     said = lindt("compare", "--methods", "fedavg,lindt-tm", *common).stdout
     for word in ("fedavg", "lindt-tm", "alone", "centralized", "central", "local", "beta", "worse off"):
@@ -92,7 +130,9 @@ OWN = ["--rounds", "3", "--set", "alone.epochs=1", "--set", "method.adaptation.k
         ("in_test", "client 2 (NaN or infinity in its data)"),
     ],
 )
-def test_a_client_with_nan_in_its_data_is_named_and_not_counted(lindt, tmp_path: Path, task: str, named: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_client_with_nan_in_its_data_is_named_and_not_counted(
+    lindt: Call, tmp_path: Path, task: str, named: str
+) -> None:
     (tmp_path / "nan_task.py").write_text(TASK)
     everyone = ["--set", "environment.participation.rate=1.0", "--set", "scoring.every=3"]
     said = lindt("run", "--task", f"nan_task:{task}", *OWN, *everyone, "--out", "mine").stdout
@@ -106,7 +146,7 @@ def test_a_client_with_nan_in_its_data_is_named_and_not_counted(lindt, tmp_path:
     assert json.loads(lindt("show", "mine", "--json").stdout)["left_out_clients"] == [broken]
 
 
-def test_a_run_without_a_valid_update_is_an_error(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_without_a_valid_update_is_an_error(lindt: Call, tmp_path: Path) -> None:
     (tmp_path / "nan_task.py").write_text(TASK)
     words = "no valid update came back in any of 3 rounds, "
     assert words in lindt("run", "--task", "nan_task:every", *OWN, "--out", "mine", code=2).stderr
@@ -115,7 +155,7 @@ def test_a_run_without_a_valid_update_is_an_error(lindt, tmp_path: Path) -> None
     assert shown["verdict"].startswith("No valid update came back in any of 3 rounds, ")
 
 
-def test_methods_and_describe(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_methods_and_describe(lindt: Call, tmp_path: Path) -> None:
     assert "trimmed_mean(share=0.2)" in lindt("methods").stdout
     said = lindt("data", "describe", "digits-nfl", "-o", "labels.png").stdout
     assert "20 clients, 90 samples each" in said
@@ -125,7 +165,7 @@ def test_methods_and_describe(lindt, tmp_path: Path) -> None:  # type: ignore[no
 
 
 @pytest.mark.slow
-def test_export_is_checked_against_the_run(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_export_is_checked_against_the_run(lindt: Call, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
@@ -246,7 +286,7 @@ def test_an_error_of_the_system_is_one_line_only_where_the_user_can_mend_it(
     assert stopped.value is error or isinstance(stopped.value, SystemExit)
 
 
-def test_a_run_that_exists_is_not_touched(lindt, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_that_exists_is_not_touched(lindt: Call, tmp_path: Path) -> None:
     lindt("run", "--rounds", "1", "--out", "mine", *SMALL)
     kept = {p: p.read_bytes() for p in (tmp_path / "mine").rglob("*") if p.is_file()}
     assert "holds a run already" in lindt("run", "--rounds", "1", "--out", "mine", *SMALL, code=2).stderr
@@ -255,7 +295,9 @@ def test_a_run_that_exists_is_not_touched(lindt, tmp_path: Path) -> None:  # typ
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_says_how_to_go_on_and_goes_on_to_the_same_bytes(lindt, tmp_path: Path, number: int) -> None:  # type: ignore[no-untyped-def]
+def test_interrupted_it_says_how_to_go_on_and_goes_on_to_the_same_bytes(
+    lindt: Call, tmp_path: Path, number: int
+) -> None:
     plan = ["--rounds", "12", "--set", "name=a-name-of-its-own", *DUAL]
     command = [sys.executable, "-m", "lindt.cli", "run", "--out", "cut", *plan]
     process = subprocess.Popen(command, cwd=tmp_path, env=environment(tmp_path), stdout=subprocess.PIPE, text=True)

@@ -17,7 +17,6 @@ from lindt.client.private_models import PrivateModelCache, PrivateTraining
 from lindt.client.training import forward_all
 from lindt.data.examples import pool, stratified
 from lindt.engines.inprocess import InProcess
-from lindt.engines.messages import pack_reply, unpack_report
 from lindt.engines.processes.engine import Processes
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
@@ -44,7 +43,7 @@ from lindt.server.detection.divergence import Delta
 from lindt.server.detection.gain import Gain
 from lindt.server.federation import begin, federate
 from lindt.server.recovery import Always, OnEvidence
-from lindt.server.updates import clipped_report
+from lindt.server.updates import clipped_report, pack_reply, unpack_report
 
 
 def test_the_size_of_a_validation_part() -> None:

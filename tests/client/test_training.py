@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from worlds import context
 
-from lindt.client.adaptations.base import global_step, initial_private
-from lindt.client.training import OutputCapture, Proximal, fit, forward_all, prepare_model, seeded, sgd_step
+from lindt.client.client import OutputCapture
+from lindt.client.training import Proximal, fit, forward_all, global_step, initial_private, prepare_model, sgd_step
 from lindt.data.examples import LocalWork, Rows, as_examples
 from lindt.plan.models import Lstm, SmallCnn
 from lindt.protocols import Batch
+from lindt.seeds import seeded
 from lindt.weights import read_w
 
 CPU = torch.device("cpu")

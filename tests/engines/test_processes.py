@@ -18,7 +18,7 @@ from worlds import tiny
 from lindt.engines.inprocess import InProcess
 from lindt.engines.processes import worker
 from lindt.engines.processes.engine import Processes
-from lindt.engines.processes.wire import problem_hashes
+from lindt.engines.processes.worker import problem_hashes
 from lindt.environment import Environment
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
@@ -63,6 +63,13 @@ def engine(plan: Plan, problem: Problem) -> Iterator[Processes]:
     engine = Processes(plan, problem, workers=2)
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="module")
+def running(plan: Plan, problem: Problem) -> Iterator[Processes]:
+    """One engine for the tests that leave it as they found it: a worker takes seconds to start."""
+    with Processes(plan, problem, workers=2) as engine:
+        yield engine
 
 
 def tasks_for(plan: Plan, problem: Problem, clients: range | list[int]) -> list[Task]:
@@ -268,15 +275,15 @@ def test_after_workers_that_died_the_engine_can_be_used_again(plan: Plan, mark: 
 # Tasks
 
 
-def test_each_task_is_done_with_its_own_weights(plan: Plan, problem: Problem, engine: Processes) -> None:
+def test_each_task_is_done_with_its_own_weights(plan: Plan, problem: Problem, running: Processes) -> None:
     tasks = [replace(task, w=task.w + task.client % 3) for task in tasks_for(plan, problem, range(6))]
-    assert_same(list(InProcess(plan, problem).dispatch(tasks)), list(engine.dispatch(tasks)))
-    assert engine.weights.get(0)[0].shape == tasks[0].w.shape
+    assert_same(list(InProcess(plan, problem).dispatch(tasks)), list(running.dispatch(tasks)))
+    assert running.weights.get(0)[0].shape == tasks[0].w.shape
 
 
-def test_weights_of_another_length_are_refused(plan: Plan, problem: Problem, engine: Processes) -> None:
+def test_weights_of_another_length_are_refused(plan: Plan, problem: Problem, running: Processes) -> None:
     (task,) = tasks_for(plan, problem, range(1))
-    for either in (InProcess(plan, problem), engine):
+    for either in (InProcess(plan, problem), running):
         with pytest.raises(ValueError, match="1 values for"):
             list(either.dispatch([replace(task, w=torch.zeros(1))]))
 
@@ -325,11 +332,11 @@ def test_a_number_of_workers_that_cannot_be_is_refused(plan: Plan, problem: Prob
 # A dispatch that is left, and the end
 
 
-def test_an_abandoned_dispatch_that_is_taken_up_again_says_so(plan: Plan, problem: Problem, engine: Processes) -> None:
+def test_an_abandoned_dispatch_that_is_taken_up_again_says_so(plan: Plan, problem: Problem, running: Processes) -> None:
     tasks = tasks_for(plan, problem, range(6))
-    first = iter(engine.dispatch(tasks))
+    first = iter(running.dispatch(tasks))
     assert next(first).client == 0
-    assert len(list(engine.dispatch(tasks))) == 6
+    assert len(list(running.dispatch(tasks))) == 6
     with pytest.raises(RuntimeError, match="this dispatch is over: another one"):
         next(first)
 
@@ -377,7 +384,8 @@ def test_dispatch_after_close_is_refused_by_both_engines(plan: Plan, problem: Pr
             either.dispatch(tasks)
 
 
-def test_close_while_a_dispatch_is_open_ends_it(plan: Plan, problem: Problem, engine: Processes) -> None:
+def test_close_while_a_dispatch_is_open_ends_it(plan: Plan, problem: Problem) -> None:
+    engine = Processes(plan, problem, workers=1)
     replies = iter(engine.dispatch(tasks_for(plan, problem, range(6))))
     next(replies)
     engine.close()

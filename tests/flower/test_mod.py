@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lindt.client.adaptations.base import initial_private
 from lindt.client.adaptations.dual import intertwine
+from lindt.client.training import initial_private
 from lindt.errors import PlanError, UserError
 from lindt.flower import LindtMod, NFLDetector
 from lindt.flower.replies import load_arrays

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 
 from lindt.client.private_models import held_out_samples
 from lindt.engines.inprocess import InProcess
-from lindt.engines.messages import unpack_report
 from lindt.errors import PlanError, UserError
 from lindt.flower import NFLDetector
 from lindt.flower.protocol import instruction_of
@@ -35,6 +34,7 @@ from lindt.plan.problem import Problem, first_model, initial_weights
 from lindt.protocols import GainReport, Paired, Task
 from lindt.server.detection.gain import Gain
 from lindt.server.recovery import OnEvidence
+from lindt.server.updates import unpack_report
 
 
 @pytest.fixture(scope="module")

@@ -19,13 +19,13 @@ from scipy.stats import binomtest
 from untrusted import fed, seeds
 
 from lindt.engines.flower.wire import EngineSession, pack_tasks, unpack_tasks
-from lindt.engines.messages import failed, unpack_notes, unpack_tally
 from lindt.flower import NFLDetector
 from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import validate_replies, values_of
 from lindt.plan.problem import METRICS, MeanOf
 from lindt.protocols import ClientTally, Metric, Task
 from lindt.server.scores import EXACT, paired_p_value
+from lindt.server.updates import failed, unpack_notes, unpack_tally
 
 node, orders = fed("task")
 server, answers = fed("reply")

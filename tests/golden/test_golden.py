@@ -19,7 +19,9 @@ from worlds import tiny_runtime
 from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.dual import Dual
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
-from lindt.plan.plan import METHODS, Method
+from lindt.engines.inprocess import InProcess
+from lindt.plan.plan import METHODS, Alone, Method
+from lindt.plan.problem import problem_for
 from lindt.server.federation import federate
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -39,20 +41,28 @@ VARIANTS: dict[str, Method] = {
 SEEDS = {"runtime": 1, "lindt-cosine-before": 2}
 
 
-def played(method: Method, seed: int = 0) -> list[dict[str, Any]]:
-    rounds = []
-    for state, result in federate(replace(tiny_runtime(), method=method, seed=seed)):
-        assert result.seen is not None
-        line: dict[str, Any] = {"w": float(state.w.norm()), "delta": result.seen.delta}
-        if result.scores:
-            line |= {"central": result.scores.central, "local": result.scores.local, "beta": result.scores.beta}
-        rounds.append(line)
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The private models are the same for every method of a seed: they are trained once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def played(method: Method, cache: Path, seed: int = 0) -> list[dict[str, Any]]:
+    plan = replace(tiny_runtime(), method=method, seed=seed, alone=Alone(epochs=3, patience=2))
+    problem, rounds = problem_for(plan), []
+    with InProcess(plan, problem, cache=cache) as engine:
+        for state, result in federate(plan, problem=problem, engine=engine):
+            assert result.seen is not None
+            line: dict[str, Any] = {"w": float(state.w.norm()), "delta": result.seen.delta}
+            if result.scores:
+                line |= {"central": result.scores.central, "local": result.scores.local, "beta": result.scores.beta}
+            rounds.append(line)
     return rounds
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_golden_rounds(name: str) -> None:
-    found = played(VARIANTS[name], SEEDS.get(name, 0))
+def test_golden_rounds(name: str, cache: Path) -> None:
+    found = played(VARIANTS[name], cache, SEEDS.get(name, 0))
     if os.environ.get("LINDT_GOLDEN") == "write":
         kept = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
         GOLDEN.write_text(json.dumps(kept | {name: found}, indent=1, sort_keys=True) + "\n")

@@ -252,7 +252,7 @@ class Weighed(Reversed):
 def test_lindt_exchanges_not_one_byte_more_than_fedavg() -> None:
     weighed = {}
     for name in ("fedavg", "lindt"):
-        plan = replace(tiny_runtime(), method=METHODS[name])
+        plan = replace(tiny_runtime(alone=Alone(private=False)), method=METHODS[name])
         engine = Weighed(InProcess(plan, problem_for(plan)))
         list(federate(plan, engine=engine))
         weighed[name] = (engine.sent, engine.received)
@@ -261,14 +261,14 @@ def test_lindt_exchanges_not_one_byte_more_than_fedavg() -> None:
 
 
 def test_always_is_detection_with_no_patience_but_for_the_first_round() -> None:
-    always, detected = tiny_runtime(), tiny_runtime(patience=0)
+    always, detected = (tiny_runtime(patience, alone=Alone(private=False)) for patience in (1, 0))
     always = replace(always, method=replace(always.method, recovery=METHODS["lindt"].recovery))
     flags = {name: [r.recovering for _, r in federate(plan)] for name, plan in (("a", always), ("d", detected))}
     assert flags == {"a": [True] * 4, "d": [False, True, True, True]}
 
 
 def test_attackers_train_w_only() -> None:
-    plan = replace(tiny_runtime(), method=METHODS["lindt"], rounds=6)
+    plan = replace(tiny_runtime(alone=Alone(private=False)), method=METHODS["lindt"], rounds=6)
     problem = problem_for(plan)
     engine = InProcess(plan, problem)
     list(federate(plan, problem=problem, engine=engine))

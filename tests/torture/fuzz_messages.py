@@ -17,14 +17,13 @@ from google.protobuf.message import DecodeError
 from torch import nn
 
 from lindt.engines.flower.wire import unpack_replies, unpack_tasks
-from lindt.engines.messages import ScoreFormat
 from lindt.flower.protocol import instruction_of, penalty_of, record_of, reports_of
 from lindt.flower.recorder import RunRecorder
 from lindt.flower.replies import consistent_replies, load_arrays, validate_replies
 from lindt.plan.problem import METRICS
 from lindt.protocols import Task
 from lindt.server.scores import summarise
-from lindt.server.updates import collect_scores, collect_updates
+from lindt.server.updates import ScoreFormat, collect_scores, collect_updates
 
 
 def task(data: bytes) -> None:

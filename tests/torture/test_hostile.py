@@ -27,7 +27,6 @@ from crashing import crash_plan, figure, left, same
 from torch import Tensor, nn
 
 from lindt.engines.inprocess import InProcess
-from lindt.engines.messages import ScoreFormat, pack_reply, unpack_reply
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.threats import InnerProduct, LittleIsEnough, MinMax, NoThreat, SignFlip, Sybils, Threat
@@ -51,7 +50,7 @@ from lindt.server.aggregation import (
 from lindt.server.detection.gain import Gain
 from lindt.server.federation import RoundResult, RunState, begin, federate
 from lindt.server.recovery import OnEvidence
-from lindt.server.updates import MOST_SAMPLES, MOST_TIMES
+from lindt.server.updates import MOST_SAMPLES, MOST_TIMES, ScoreFormat, pack_reply, unpack_reply
 
 pytestmark = pytest.mark.torture
 SEED = os.environ.get("LINDT_HOSTILE_SEED") or str(random.SystemRandom().randrange(10**9))

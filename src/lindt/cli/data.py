@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from lindt.cli.options import Json, PlanName, Seed, Sets, Task, console_for
 from lindt.errors import UserError
@@ -47,7 +48,7 @@ def fetch(
     if source not in FETCHED[name]:
         raise UserError(f"--from {source}: {name} comes from {' or '.join(FETCHED[name])}")
     data_set = import_module(f"lindt.data.{name}")
-    console = console_for(False)
+    console = Console()
     with console.status(name) as status:
         folder = data_set.fetch(lambda text: status.update(f"{name}: {text}"), source, file)
     console.print(f"{name}: {data_set.ABOUT}, checked, in {folder}", highlight=False, soft_wrap=True)
@@ -82,7 +83,7 @@ def sizes(
             f"{scheme.paper_std:,}",
         )
     if not as_json:
-        console_for(False).print(table)
+        Console().print(table)
 
 
 def _with_spread(value: float, spread: float) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
-from lindt.cli.options import console_for
 from lindt.errors import UserError
 
 
@@ -30,7 +30,7 @@ def figure(
     """
     from lindt_experiments.figures.figures import names, write
 
-    console = console_for(False)
+    console = Console()
     if listed:
         for known, title in names().items():
             console.print(f"[bold]{known:4}[/] {title}", highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from lindt.cli.options import (
     Device,
@@ -20,7 +21,6 @@ from lindt.cli.options import (
     Sets,
     Task,
     Track,
-    console_for,
 )
 from lindt.errors import UserError
 from lindt.plan.file import resolve, table_of
@@ -94,7 +94,7 @@ def run(
 
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
     context = CommandContext(
-        console_for(as_json), as_json, resume, engine, device, task, flower, tuple(track), preflight=not no_preflight
+        Console(), as_json, resume, engine, device, task, flower, tuple(track), preflight=not no_preflight
     )
     if out and resume and not named and _holds_run(out):
         play(context, [(_name_in(out), None, out)])  # by its own plan, which the store parses
@@ -155,7 +155,7 @@ def compare(
     base = comparison_base(plan, sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{base.name}-seed{base.seed}-compared"
     context = CommandContext(
-        console_for(as_json), as_json, resume, engine, device, task, track=tuple(track), preflight=not no_preflight
+        Console(), as_json, resume, engine, device, task, track=tuple(track), preflight=not no_preflight
     )
     compare_methods(context, base, ComparisonGrid.named(methods, aggregators, attacks), folder)
 
@@ -172,4 +172,4 @@ def demo(
 
     free = (Path("runs") / f"demo-{n}" for n in itertools.count(1))
     folder = out or next(folder for folder in free if not folder.exists())
-    demonstrate(CommandContext(console_for(as_json), as_json, resume), folder, seed, rounds)
+    demonstrate(CommandContext(Console(), as_json, resume), folder, seed, rounds)

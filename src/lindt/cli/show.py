@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
 from lindt.cli.options import Json, RunFolder, console_for
 
@@ -94,6 +95,6 @@ def _left_out(runs: Sequence[Run]) -> list[str]:
 
 
 def _say(texts: Sequence[str]) -> None:
-    console = console_for(False)
+    console = Console()
     for text in texts:
         console.print(text, highlight=False, markup=False, soft_wrap=True)

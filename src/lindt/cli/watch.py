@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-
-from lindt.cli.options import console_for
+from rich.console import Console
 
 
 def watch(
@@ -34,7 +33,7 @@ def watch(
     from lindt.watch.auth import is_loopback, token_for
     from lindt.watch.server import serve
 
-    console = console_for(False)
+    console = Console()
 
     def ready(address: str) -> None:
         console.print(f"watching {folder} at {address}", highlight=False, markup=False, soft_wrap=True)

@@ -13,10 +13,9 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lindt.client.adaptations.base import global_step
 from lindt.client.private_models import PrivateModel, PrivateModelCache, PrivateTraining
 from lindt.client.private_store import PrivateStore, newest, prune
-from lindt.client.training import OutputCapture, fit, forward_all, seeded
+from lindt.client.training import fit, forward_all, global_step
 from lindt.data.examples import LocalWork, subset
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
@@ -33,6 +32,7 @@ from lindt.protocols import (
     Reply,
     Task,
 )
+from lindt.seeds import seeded
 from lindt.weights import read_buffers, read_w, write
 
 
@@ -295,6 +295,31 @@ class Client:
         return PrivateTraining(
             f"client {self.id}", self.train, self.test, worker.plan, worker.problem, worker.device, self.validation
         )
+
+
+@final
+class OutputCapture:
+    """The global model's outputs, caught while a predictor that asks it on the way runs: one pass for two scores."""
+
+    def __init__(self, shared: nn.Module) -> None:
+        self._shared = shared
+        self._caught: list[Tensor] = []
+
+    def watched(self, predict: Predictor) -> Predictor:
+        def watched(x: Tensor) -> Tensor:
+            handle = self._shared.register_forward_hook(lambda _module, _inputs, output: self._caught.append(output))
+            try:
+                return predict(x)
+            finally:
+                handle.remove()
+
+        return watched
+
+    def outputs(self, samples: int) -> Tensor | None:
+        """None where the global model was not asked exactly once for each sample."""
+        if sum(len(output) for output in self._caught) != samples:
+            return None
+        return torch.cat(self._caught)
 
 
 def _finite(tensor: Tensor) -> bool:

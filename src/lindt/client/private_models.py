@@ -19,14 +19,13 @@ from typing import Final, final
 import torch
 from torch import Tensor, nn
 
-from lindt.client.training import GradientStep, fit, forward_all, prepare_model, recording_key, seeded
+from lindt.client.training import GradientStep, fit, forward_all, prepare_model, recording_key
 from lindt.data.examples import LocalWork, add_samples, pool, subset
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, first_model, sample_values
 from lindt.protocols import Batch, Buffers, Examples, Metric
-from lindt.resources import with_threads
 from lindt.runs.files import BrokenError, read_plain, seal, unseal, write_whole
-from lindt.seeds import seed_for
+from lindt.seeds import seed_for, seeded, with_threads
 from lindt.weights import read_buffers, read_w, trainable
 
 RULE = 1  # of training alone; a change of it makes kept outputs stale

@@ -16,15 +16,13 @@ make none are recorded (`PLAIN`).
 
 from __future__ import annotations
 
-import random
+import copy
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from types import FunctionType
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -33,9 +31,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lindt.data.examples import LocalWork
 from lindt.errors import require
-from lindt.protocols import Batch, Examples, Penalty
+from lindt.protocols import Batch, Context, Examples, Penalty, Step
 from lindt.registry import register, register_method
 from lindt.weights import trainable
+
+Initial = Literal["copy", "random"]
 
 
 def prepare_model(model: nn.Module, device: torch.device, sample: Tensor) -> nn.Module:
@@ -77,56 +77,6 @@ def forward_all(predict: Callable[[Tensor], Tensor], data: Examples, device: tor
     return torch.cat([predict(data.take(chunk)[0].to(device)) for chunk in rows.split(batch)])
 
 
-@final
-class OutputCapture:
-    """The global model's outputs, caught while a predictor that asks it on the way runs: one pass for two scores."""
-
-    def __init__(self, shared: nn.Module) -> None:
-        self._shared = shared
-        self._caught: list[Tensor] = []
-
-    def watched(self, predict: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def watched(x: Tensor) -> Tensor:
-            handle = self._shared.register_forward_hook(lambda _module, _inputs, output: self._caught.append(output))
-            try:
-                return predict(x)
-            finally:
-                handle.remove()
-
-        return watched
-
-    def outputs(self, samples: int) -> Tensor | None:
-        """None where the global model was not asked exactly once for each sample."""
-        if sum(len(output) for output in self._caught) != samples:
-            return None
-        return torch.cat(self._caught)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout draws from torch's global generator: give it a seed of its own, then put it back."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        if device.type == "cpu":
-            torch.default_generator.manual_seed(seed)  # the same, without asking after every accelerator
-        else:
-            torch.manual_seed(seed)
-        yield
-
-
-@contextmanager
-def isolated_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Work with seeds of our own, and leave the user's generators as they were found."""
-    ours, theirs = random.getstate(), np.random.get_state()
-    try:
-        with seeded(seed, device):
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            yield
-    finally:
-        random.setstate(ours)
-        np.random.set_state(theirs)
-
-
 @register(Penalty)
 @final
 @dataclass(frozen=True)
@@ -152,6 +102,58 @@ class Proximal:
 
 
 register_method("fedprox", penalty={"kind": "proximal", "mu": 0.001}, recovery="never")
+
+
+def global_step(ctx: Context, shared: nn.Module) -> Step:
+    """Alg. 1, c7: w_i <- w_i - eta * grad of the mean loss over the batch."""
+    down = gradient_step(ctx, "w", lambda x, y: ctx.shared_loss(shared, shared(x), y), (shared, trainable(shared)))
+
+    def step(batch: Batch) -> None:
+        down(batch)
+
+    return step
+
+
+def gradient_step(
+    ctx: Context,
+    named: Hashable,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    *sides: tuple[nn.Module, list[nn.Parameter]],
+) -> Callable[[Batch], list[list[Tensor | None]]]:
+    """How a client steps down the loss of its batches for one round, by `Descent` or with the user's optimizer.
+
+    A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings.
+    Steps are recorded only where `loss` is defined in this package and `named` holds every Python number that it
+    reads: a tape would keep the numbers of the step that was recorded (see `recording_key`). Others take the long way.
+    """
+    groups = [group for _, group in sides]
+    if ctx.optimizer is None:
+        kind = recording_key(loss, ctx.loss, named, ctx.penalty)
+        down = GradientStep(loss, groups, [module for module, _ in sides], kind, [ctx.received_P])
+        return lambda batch: down(batch, ctx.rate, ctx.max_norm)
+    optimizers = [ctx.optimizer(group) for group in groups]
+
+    def step(batch: Batch) -> list[list[Tensor | None]]:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss(*batch).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return [[p.grad for p in group] for group in groups]
+
+    return step
+
+
+def initial_private(shared: nn.Module, first: Initial) -> nn.Module:
+    """v_i's first value: a copy of the received w, or the same structure at random."""
+    private = copy.deepcopy(shared)
+    if first == "random":
+        for module in private.modules():
+            # MultiheadAttention spells it with an underscore.
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+    return private
 
 
 BEFORE: Final = 20  # steps of a kind that are taken before one is recorded, which takes up to three times as long

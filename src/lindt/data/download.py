@@ -7,7 +7,6 @@ read within bounds: size, number and names of members are checked before anythin
 from __future__ import annotations
 
 import ast
-import fcntl
 import gzip
 import hashlib
 import http.client
@@ -34,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lindt.errors import UserError, one_line
-from lindt.runs.files import write_whole
+from lindt.runs.files import locked, write_whole
 
 Array = NDArray[Any]  # bytes, or where parts of them end
 Progress = Callable[[str], None]
@@ -206,11 +205,7 @@ def archive(address: str, algorithm: str, digest: str, say: Progress, opener: Op
     folder = data_folder("partial")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{digest}.part"
-    with path.open("ab+") as part:
-        try:
-            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"another fetch is at {path}; wait for it") from None
+    with locked(path, wait=0, busy=f"another fetch is at {path}; wait for it"), path.open("ab+") as part:
         _complete(address, part, algorithm, digest, say, opener or urllib.request.build_opener())
         yield path
         path.unlink()

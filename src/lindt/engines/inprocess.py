@@ -15,7 +15,7 @@ from lindt.client.training import prepare_model
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, attackers_of, backdoor_of, first_model
 from lindt.protocols import Reply, Task
-from lindt.resources import with_threads
+from lindt.seeds import with_threads
 
 CLOSED: Final = "the engine is closed; build another"
 

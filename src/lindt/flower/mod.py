@@ -30,11 +30,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
-from lindt.client.adaptations.base import global_step, initial_private
 from lindt.client.adaptations.dual import Dual, Scale
 from lindt.client.client import with_noise
 from lindt.client.private_models import training_key
-from lindt.client.training import NoPenalty, fit, forward_all, isolated_random_state, seeded
+from lindt.client.training import NoPenalty, fit, forward_all, global_step, initial_private
 from lindt.data.examples import LocalWork, add_samples, as_examples, sample_hashes, split, stratified, subset
 from lindt.errors import PlanError, UserError, require
 from lindt.flower.client_store import AloneScores, ClientStore, default_folder
@@ -65,7 +64,7 @@ from lindt.protocols import (
     Predictor,
     Step,
 )
-from lindt.seeds import seed_for
+from lindt.seeds import isolated_random_state, seed_for, seeded
 from lindt.server.preflight import Subject, look
 from lindt.weights import read_w
 

@@ -21,12 +21,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor
 
 from lindt.client.training import NoPenalty, Proximal
-from lindt.engines.messages import pack_tally, unpack_report, unpack_tally, whole_number
 from lindt.errors import UserError, in_short, one_line
-from lindt.plan.problem import METRICS, MeanOf
+from lindt.plan.problem import Accuracy, MeanOf
 from lindt.protocols import ClientTally, GainReport, Penalty
 from lindt.server.detection.gain import MOST_NOISE
-from lindt.server.updates import MOST_SAMPLES, clipped_report
+from lindt.server.updates import MOST_SAMPLES, clipped_report, pack_tally, unpack_report, unpack_tally, whole_number
 
 PREFIX = "lindt-"
 REPORT = "lindt"  # the record of a report in a reply
@@ -156,7 +155,7 @@ class ClientReport:
             table = json.loads(str(found.get("tally")))
         except RecursionError:
             raise ValueError("no tally") from None
-        tally = unpack_tally(table, METRICS["accuracy"] if percent else MEAN, (2,), private=None)
+        tally = unpack_tally(table, Accuracy() if percent else MEAN, (2,), private=None)
         pairs = [sums for sums in (tally.central, tally.local, tally.private) if sums is not None]
         if tally.attack_chances or any(float(sums[1]) != tally.samples for sums in pairs):
             raise ValueError("a report of other samples than its own")

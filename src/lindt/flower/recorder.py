@@ -31,13 +31,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 from torch import Tensor
 
-from lindt.engines.messages import whole_number
 from lindt.errors import UserError
 from lindt.flower.measure import chain, reports_privacy
 from lindt.flower.protocol import ClientReport, log_message
 from lindt.flower.replies import ValidReplies
 from lindt.plan.file import to_dict
-from lindt.plan.problem import METRICS
+from lindt.plan.problem import Accuracy
 from lindt.protocols import Detection, DetectionState, Divergence, GainReport, Recovery, RecoveryState
 from lindt.runs.files import remove
 from lindt.runs.schema import ROUND, record
@@ -64,7 +63,7 @@ from lindt.server.detection.divergence import Delta
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
 from lindt.server.scores import Scores, summarise
-from lindt.server.updates import Refusal
+from lindt.server.updates import Refusal, whole_number
 
 MEMORY = ("m_t", "v_t", "momentum_vector", "clipping_norm")  # what Flower's strategies carry from round to round
 
@@ -310,7 +309,7 @@ class RunRecorder:
         if tallies:
             # Each report is a sum over samples and their number: any metric that is a mean reads like accuracy.
             counted = frozenset(tallies)
-            scores = summarise(tallies, METRICS["accuracy"], counted=counted, alphas=dict.fromkeys(tallies, 1.0))
+            scores = summarise(tallies, Accuracy(), counted=counted, alphas=dict.fromkeys(tallies, 1.0))
             names = self._names(round, reports)
             for node, report in reports.items():
                 self._know(self.number(node), test=report.tally.samples, name=names[node])
@@ -384,6 +383,8 @@ class RunFolder:
     ) -> None:
         self.folder, self.rule, self.log = folder, rule, RoundLog(folder)
         self.detection: Detection = detection or Delta()
+        method = {"adaptation": {"kind": "dual"}, "recovery": to_dict(rule)}
+        self._plan = {"method": method, "detection": to_dict(self.detection)}
         self._clock = time.perf_counter()
         self._lock, self._process, self._is_open = ExitStack(), 0, False
         self._pending: dict[str, Any] | None = None  # a round's line that is not written yet
@@ -436,10 +437,7 @@ class RunFolder:
         self.lines = len(self.log.lines())
         try:
             write_about(self.folder, self.about)
-            method = {"adaptation": {"kind": "dual"}, "recovery": to_dict(self.rule)}
-            plan = {"name": self.about["name"], "rounds": rounds, "method": method}
-            plan |= {"detection": to_dict(self.detection)}
-            write_plan(self.folder, plan)
+            write_plan(self.folder, {"name": self.about["name"], "rounds": rounds, **self._plan})
         except OSError as error:
             raise UserError(f"folder = {self.folder}: cannot be written ({error.strerror}); name another") from None
         (self.folder / "summary.json").unlink(missing_ok=True)

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lindt.errors import UserError, one_line
-from lindt.server.detection.detector import NORM_STATISTICS, flat
 from lindt.server.updates import buffer_faults, length_fault, sender_fault, size_fault
+from lindt.weights import NORM_STATISTICS, flat
 
 # What np.save writes, in format 1.0: whatever Flower's apps send. Booleans, whole numbers and floats, nothing else.
 _HEAD: Final = re.compile(

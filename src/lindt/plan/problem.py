@@ -31,7 +31,7 @@ from lindt.errors import PlanError, UserError, require_type
 from lindt.plan.plan import Plan
 from lindt.protocols import Buffers, Examples, Loss, Metric, Paired
 from lindt.registry import Named, component, kinds, register
-from lindt.resources import with_threads
+from lindt.seeds import with_threads
 from lindt.weights import float_buffers, last_layer, read_buffers, read_w
 
 OWN_METRIC: Final = "give metric=, a function of outputs and targets with one number a sample, higher is better"

@@ -7,7 +7,6 @@ a folder's plan may be of another version. What is not there is None.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -19,9 +18,9 @@ from typing import Any, Literal, final
 
 from lindt.errors import UserError
 from lindt.plan.file import read_toml
-from lindt.runs.exclusions import client_weights, excluded_clients, without_clients
-from lindt.runs.files import BrokenError, open_file, unseal_table
+from lindt.runs.files import BrokenError, is_held, open_file, unseal_table
 from lindt.runs.schema import ABOUT, NODES, NODES_FILE, ROUND, STATISTICS, SUMMARY, TIMING, fits, parsed
+from lindt.server.scores import client_weights, excluded_clients, without_clients
 
 State = Literal["running", "ended", "crashed"]
 DEEPEST = 4  # folders of runs inside folders of runs: runs/compared/lindt is two
@@ -117,7 +116,7 @@ class Reader:
         )
 
     def _without_excluded(self, about: dict[str, Any], plan: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-        """The rounds, in order; scores without the clients that `runs.exclusions` leaves out."""
+        """The rounds, in order; scores without the clients that `server.scores` leaves out."""
         lines = [self.rounds.found[r] for r in sorted(self.rounds.found)]
         found = excluded_clients(lines, about["clients"])
         self.changes += found.keys() != self.excluded.keys()
@@ -201,22 +200,7 @@ def is_locked(folder: Path) -> bool:
         whole = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # a folder that may not be read
         whole = None
-    return any([_is_held(whole), _is_held(open_file(folder / "lock"))])
-
-
-def _is_held(descriptor: int | None) -> bool:
-    """Whether another process has locked what is open here, which is closed."""
-    if descriptor is None:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks of that kind
-        return False
-    finally:
-        os.close(descriptor)
-    return False
+    return any([is_held(whole), is_held(open_file(folder / "lock"))])
 
 
 def _plan(text: bytes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal, final
 
 from lindt.report.reading import DetectionRule, Run, adapts, detection_rule, gain_test, word_at
-from lindt.runs.exclusions import no_update
+from lindt.server.scores import no_update
 
 # Grey: waiting, unknown. Green: helps, mended. Orange: hurts. Yellow: suspected, by Delta alone.
 Tone = Literal["helps", "mended", "hurts", "suspected", "unknown", "waiting"]

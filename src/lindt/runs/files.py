@@ -190,6 +190,21 @@ def _acquire(descriptor: int, wait: float, busy: str) -> None:
             time.sleep(0.05)
 
 
+def is_held(descriptor: int | None) -> bool:
+    """Whether another process has locked what is open here, which is closed; None is not there to be locked."""
+    if descriptor is None:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks of that kind
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _reached(step: str, path: Path) -> None:
     if watch is not None:
         watch(step, path)

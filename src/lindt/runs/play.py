@@ -32,7 +32,6 @@ from lindt.plan.problem import (
 )
 from lindt.protocols import Engine, Reply
 from lindt.registry import kind_of
-from lindt.runs.exclusions import require_updates
 from lindt.runs.schema import CHECKS, record
 from lindt.runs.store import Origin, Store, require_fitting, write_about
 from lindt.runs.summary import about_run, software_versions, summarise_run
@@ -40,6 +39,7 @@ from lindt.server.checks import check, probe
 from lindt.server.federation import RoundResult, begin, play_rounds, train_privately
 from lindt.server.preflight import NOT_MADE
 from lindt.server.preflight import preflight as look_before
+from lindt.server.scores import require_updates
 
 
 @final

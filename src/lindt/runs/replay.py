@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lindt.engines.messages import unpack_report
 from lindt.errors import UserError
 from lindt.protocols import Detection, DetectionState, Evidence
 from lindt.server.detection.divergence import Rule
 from lindt.server.detection.fl_guard import FlGuard
 from lindt.server.detection.gain import Gain
+from lindt.server.updates import unpack_report
 
 
 def papers_rule(rounds: int) -> Rule:

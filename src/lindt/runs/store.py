@@ -32,7 +32,6 @@ import tomli_w
 from torch import Tensor
 
 from lindt.client.private_store import FolderStore
-from lindt.engines.messages import unpack_report, whole_number
 from lindt.errors import UserError, in_short, one_line
 from lindt.plan.file import from_dict, from_toml, to_dict
 from lindt.plan.plan import Plan
@@ -52,6 +51,7 @@ from lindt.runs.schema import DETECTION, NODES_FILE, MapOf, fits
 from lindt.runs.summary import round_line, withheld_line
 from lindt.server.checks import Part
 from lindt.server.federation import RoundResult, RunState
+from lindt.server.updates import unpack_report, whole_number
 
 FORMAT: Final = 1  # of the folder; a newer one is refused, not guessed at
 KEPT: Final = 2  # checkpoints

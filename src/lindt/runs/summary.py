@@ -14,11 +14,11 @@ from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, attackers_of, fingerprint, initial_weights
 from lindt.protocols import BoundedSensitivity, Examples
-from lindt.runs.exclusions import client_weights, excluded_clients, without_clients
 from lindt.runs.schema import DIVERGENCE, NOT_NAMED, NUMBER, REPORT, REPORTED, ROUND, SCORES, SOMETIMES, kind, record
 from lindt.server.detection.divergence import is_negative
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
+from lindt.server.scores import client_weights, excluded_clients, without_clients
 
 
 def round_line(result: RoundResult) -> dict[str, Any]:

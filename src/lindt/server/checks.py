@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lindt.client.private_models import FEW, held_out_samples, name_of, training_step
-from lindt.client.training import seeded
 from lindt.errors import PlanError, UserError, one_line
 from lindt.plan.plan import Method, Plan
 from lindt.plan.problem import (
@@ -24,6 +23,7 @@ from lindt.plan.problem import (
     initial_weights,
 )
 from lindt.protocols import ChecksModel, Context, Examples, Metric
+from lindt.seeds import seeded
 from lindt.weights import read_w
 
 

@@ -42,8 +42,7 @@ from lindt.protocols import (
     Reply,
     Task,
 )
-from lindt.resources import with_threads
-from lindt.seeds import seed_for
+from lindt.seeds import seed_for, with_threads
 from lindt.server.aggregation import buffer_divergence, join_buffers
 from lindt.server.checks import check, keeps_private
 from lindt.server.detection.divergence import measure

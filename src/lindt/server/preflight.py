@@ -24,14 +24,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from lindt.client.adaptations.base import global_step
-from lindt.client.training import isolated_random_state
+from lindt.client.training import global_step
 from lindt.data.examples import Listed, sample_hashes
 from lindt.errors import UserError, one_line
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, first_model, initial_weights
 from lindt.protocols import Context, Examples, Loss, Metric
-from lindt.resources import with_threads
+from lindt.seeds import isolated_random_state, with_threads
 from lindt.weights import read_w
 
 ROWS: Final = 60_000  # samples that are hashed, of all clients together

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, final
 
 from lindt.errors import require
@@ -92,7 +93,7 @@ class OnDetection:
     def __post_init__(self) -> None:
         _ = self.rule  # its checks are ours
 
-    @property
+    @cached_property
     def rule(self) -> Rule:
         return Rule(self.epsilon, self.patience, self.statistic, self.counting)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import final
 
-from lindt.client.adaptations.base import Initial
 from lindt.client.adaptations.dual import Dual, Position, Scale
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
 from lindt.client.adaptations.separate import Separate
+from lindt.client.training import Initial
 from lindt.errors import UserError
 from lindt.plan.plan import METHODS, Method
 from lindt.protocols import Stop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import tomli_w
 from lindt.data.sources import SOURCES
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
+from lindt.report.reading import is_locked
 from lindt.runs.files import write_whole
 from lindt.runs.store import read_lines
 from lindt_experiments.plans.catalog import Cell
@@ -70,14 +70,7 @@ class Job:
 
     def busy(self) -> bool:
         """Whether another process is working on it."""
-        try:
-            with (self.folder / "lock").open("r") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except OSError:
-            return True
-        return False
+        return is_locked(self.folder)
 
 
 def jobs_for(cells: Iterable[Cell], scale: str, seeds: int, runs: Path) -> list[Job]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import math
-import os
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any, final
 
 from lindt.errors import UserError
-from lindt.runs.files import write_whole
+from lindt.runs.files import locked_folder, write_whole
 
 Cell = tuple[str, str, str, int]  # task, world, method, seed
 SCALES = ("smoke", "cpu", "paper")
@@ -105,15 +103,9 @@ def path_of(folder: Path, scale: str) -> Path:
     return folder / f"{scale}.jsonl"
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> AbstractContextManager[None]:
     """One writer at a time; the lock is on the folder itself and goes with the process."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
+    return locked_folder(folder, wait=math.inf, busy=f"{folder} is locked")
 
 
 def _line(outcome: Outcome) -> str:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from lindt.errors import PlanError, UserError
 from lindt.protocols import Divergence, Statistic
-from lindt.server.detection.detector import Detector, flat
+from lindt.server.detection.detector import Detector
 from lindt.server.detection.divergence import Rule, delta_of, divergence, is_negative, mean_cosine, measure
+from lindt.weights import flat
 
 ORIGIN = torch.zeros(2)
 TWO = torch.tensor([[3.0, 4.0], [0.0, 0.0]])

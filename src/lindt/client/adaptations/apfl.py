@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lindt.client.adaptations.base import Initial, global_step, initial_private, require_choice
-from lindt.client.training import GradientStep, recording_key, sgd_step
-from lindt.errors import require
+from lindt.client.training import GradientStep, Initial, global_step, initial_private, recording_key, sgd_step
+from lindt.errors import require, require_choice
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method
 from lindt.weights import trainable

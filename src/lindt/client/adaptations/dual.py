@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from lindt.client.adaptations.base import Initial, gradient_step, initial_private, require_choice
-from lindt.client.training import norm_of
-from lindt.errors import PlanError, UserError, require, require_type
+from lindt.client.training import Initial, gradient_step, initial_private, norm_of
+from lindt.errors import PlanError, UserError, require, require_choice, require_type
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method
 from lindt.weights import trainable
@@ -104,11 +103,21 @@ def intertwine(
     position: Position = "after",
 ) -> Intertwined:
     """Join two models of the same structure at `points`, names of submodules; by default `default_points`."""
-    for field, value, choices in (("scale", scale, get_args(Scale)), ("position", position, get_args(Position))):
-        require(value in choices, field, value, f"choose among {', '.join(choices)}")
+    require_choice("scale", scale, Scale)
+    require_choice("position", position, Position)
     require_type("global_model", global_model, nn.Module, "give an nn.Module")
     require_type("local_model", local_model, nn.Module, "give an nn.Module")
     points = [points] if isinstance(points, str) else points  # one name, not its letters
+    return _join(global_model, local_model, points, scale, position)
+
+
+def _join(
+    global_model: nn.Module,
+    local_model: nn.Module,
+    points: Sequence[str] | Mapping[str, Per] | None,
+    scale: Scale,
+    position: Position,
+) -> Intertwined:
     if global_model is local_model:
         raise UserError("the global and the local model are the same module; give the local model weights of its own")
     for model in (global_model, local_model):
@@ -325,8 +334,7 @@ class Dual:
 
     def dual(self, shared: nn.Module, private: nn.Module) -> Intertwined:
         """c7: layer-wise intertwine G(., w_i) with L_i(., v_i)."""
-        points = self.points or None
-        return intertwine(shared, private, points, scale=self.scale, position=self.position)
+        return _join(shared, private, self.points or None, self.scale, self.position)
 
     def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
         """c12-c13: one backward of the sum (Eq. 10), then both step; w and v are clipped apart."""

@@ -9,8 +9,7 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from lindt.client.adaptations.base import global_step, initial_private
-from lindt.client.training import GradientStep, fit, recording_key
+from lindt.client.training import GradientStep, fit, global_step, initial_private, recording_key
 from lindt.data.examples import LocalWork
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step

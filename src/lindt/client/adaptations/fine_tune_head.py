@@ -9,8 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from lindt.client.adaptations.base import global_step
-from lindt.client.training import GradientStep, fit, forward_all, recording_key
+from lindt.client.training import GradientStep, fit, forward_all, global_step, recording_key
 from lindt.data.examples import LocalWork, Rows
 from lindt.errors import PlanError, require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step

@@ -22,10 +22,9 @@ from typing import Final, Literal, final, get_args
 import torch
 from torch import Tensor, nn
 
-from lindt.client.adaptations.base import require_choice
 from lindt.client.training import forward_all
 from lindt.data.examples import stratified, subset
-from lindt.errors import PlanError, require
+from lindt.errors import PlanError, require, require_choice
 from lindt.plan.problem import sample_values
 from lindt.protocols import Adaptation, ChecksModel, Context, Examples, Metric, Predictor, Step
 from lindt.registry import component, register, register_method

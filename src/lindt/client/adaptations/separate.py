@@ -7,7 +7,8 @@ from typing import final
 
 from torch import Tensor, nn
 
-from lindt.client.adaptations.base import Initial, gradient_step, initial_private, require_choice
+from lindt.client.training import Initial, gradient_step, initial_private
+from lindt.errors import require_choice
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register
 from lindt.weights import trainable

@@ -25,11 +25,11 @@ from flwr.serverapp import Grid
 from lindt.engines.flower.claims import Claims
 from lindt.engines.flower.nodes import NodeRegistry, ReplyPoller
 from lindt.engines.flower.wire import EngineSession, pack_tasks, unpack_replies
-from lindt.engines.messages import ScoreFormat, failed
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, first_model
 from lindt.protocols import Reply, Task
+from lindt.server.updates import ScoreFormat, failed
 from lindt.weights import read_w
 
 # The handler of each kind of task on a node.

@@ -24,9 +24,9 @@ from lindt.engines.flower.superlink import SuperLink, connected, simulating
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
-from lindt.runs.exclusions import require_updates
 from lindt.runs.play import NOTHING_TO_WITHHOLD, Event, RoundFollowed, RunEnded, RunStarted, open_run
 from lindt.runs.store import Store
+from lindt.server.scores import require_updates
 
 FAILURE: Final = "failure.txt"  # written by the ServerApp into the run's folder
 LOOK: Final = 0.3  # seconds between two looks into the store

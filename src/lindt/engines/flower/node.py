@@ -29,12 +29,12 @@ from lindt.client.private_store import meet_session
 from lindt.engines.flower.identity import proof
 from lindt.engines.flower.wire import EngineSession, pack_replies, unpack_tasks
 from lindt.engines.inprocess import InProcess
-from lindt.engines.messages import failed
 from lindt.errors import UserError
 from lindt.plan.file import from_dict
 from lindt.plan.problem import import_task, load_task, problem_for
 from lindt.protocols import Reply, Task
 from lindt.runs.files import locked
+from lindt.server.updates import failed
 from lindt.weights import read_w
 
 LIFE = "lindt-life"

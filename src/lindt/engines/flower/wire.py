@@ -1,7 +1,7 @@
 """What passes between server and node on Flower: Tasks and Replies as records. Nothing is pickled.
 
 Weights travel as raw bytes in an ArrayRecord, with their type and shape declared, and are checked here; the rest of a
-reply travels as JSON and is checked in engines/messages.py.
+reply travels as JSON and is checked in server/updates.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from lindt.engines.messages import MOST, ScoreFormat, failed, pack_reply, unpack_reply, whole_number
 from lindt.protocols import Buffers, Kind, Reply, Task
+from lindt.server.updates import MOST_NUMBER, ScoreFormat, failed, pack_reply, unpack_reply, whole_number
 
 RAW = "lindt.raw"  # how the bytes of an Array are to be read: as they lie in memory, little-endian
 FLOATS, COUNTS = "<f4", "<i8"
@@ -63,10 +63,10 @@ def unpack_tasks(content: RecordDict) -> tuple[list[Task], EngineSession]:
     words = isinstance(run, str) and isinstance(session, str) and isinstance(flag, bool)
     if kind not in ("train", "evaluate", "private") or not words or not isinstance(about.get("clients"), list):
         raise ValueError("no task of lindt's")
-    round, keep, since = (whole_number(about.get(name), name, MOST) for name in ("round", "keep", "since"))
+    round, keep, since = (whole_number(about.get(name), name, MOST_NUMBER) for name in ("round", "keep", "since"))
     w, buffers = _unpack_weights(content, "weights")
     kind, run, flag = cast(Kind, kind), cast(str, run), cast(bool, flag)
-    clients = [whole_number(i, "client", MOST) for i in cast(list[Any], about["clients"])]
+    clients = [whole_number(i, "client", MOST_NUMBER) for i in cast(list[Any], about["clients"])]
     if not clients or len(set(clients)) < len(clients):
         raise ValueError("a task for no client, or twice for one")
     return [Task(kind, run, i, round, w, buffers, flag, keep) for i in clients], EngineSession(

@@ -20,14 +20,14 @@ from typing import Self, final
 
 from lindt.client.private_store import FolderStore, forget_after
 from lindt.engines.inprocess import CLOSED, check_tasks
-from lindt.engines.messages import ScoreFormat, unpack_reply
-from lindt.engines.processes.wire import Line, SharedWeights, problem_hashes, shared_file, task_line
+from lindt.engines.processes.worker import Line, SharedWeights, problem_hashes, shared_file, task_line
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, attackers_of, first_model, initial_weights
 from lindt.protocols import Reply, Task
 from lindt.resources import keep_memory
+from lindt.server.updates import ScoreFormat, unpack_reply
 
 TRIES = 3  # of a task whose worker dies
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, SupportsFloat, final
+from typing import Any, SupportsFloat, final
 
 import numpy as np
 import torch
@@ -25,17 +25,7 @@ from lindt.protocols import (
 from lindt.server.detection.divergence import Counting, Delta, Rule, measure
 from lindt.server.detection.gain import Gain
 from lindt.server.updates import clipped_report, size_fault
-
-
-class _Array(Protocol):
-    """numpy's arrays, and whatever else torch.as_tensor takes."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-
-Weights = Tensor | _Array | Mapping[str, "Tensor | _Array"] | Sequence["Tensor | _Array"]
-
+from lindt.weights import NORM_STATISTICS, Array, Weights, as_tensor, flat
 
 ClientName = Hashable  # of a client in a loop of one's own
 # In [-1, 1]: the score of w on a client's held-out data, less that of its private model.
@@ -295,7 +285,7 @@ def _check_names(name: str, weights: Weights, new_global: Weights) -> None:
             )
 
 
-def _shapes(state: Mapping[str, Tensor | _Array]) -> dict[str, tuple[int, ...]]:
+def _shapes(state: Mapping[str, Tensor | Array]) -> dict[str, tuple[int, ...]]:
     """Of what counts as weights in a state dict."""
     named = {name: part if isinstance(part, Tensor) else np.asarray(part) for name, part in state.items()}
     return {
@@ -315,11 +305,7 @@ def _fitting(name: str, weights: Weights, w_P: Tensor, tied: Set[str]) -> Tensor
     return found
 
 
-# BatchNorm's: measured on data, not learned, so no part of w.
-NORM_STATISTICS = ("running_mean", "running_var")
-
-
-def _tied(states: Sequence[Mapping[str, Tensor | _Array]]) -> frozenset[str]:
+def _tied(states: Sequence[Mapping[str, Tensor | Array]]) -> frozenset[str]:
     """The second names of tied weights: the same memory in one state dict, and equal in all."""
     pairs: dict[str, str] = {}
     for state in states:
@@ -333,28 +319,5 @@ def _tied(states: Sequence[Mapping[str, Tensor | _Array]]) -> frozenset[str]:
     return frozenset(name for name, twin in pairs.items() if all(_equal(state, name, twin) for state in states))
 
 
-def _equal(state: Mapping[str, Tensor | _Array], name: str, twin: str) -> bool:
-    return name in state and twin in state and torch.equal(_tensor(state[name]), _tensor(state[twin]))
-
-
-def flat(weights: Weights, leave_out: Set[str] = frozenset()) -> Tensor:
-    """One vector of floats from whatever a framework calls weights; of a state dict, without some names."""
-    if isinstance(weights, Mapping):
-        # By name, so that two state dicts in different order are the same weights.
-        names = [name for name in sorted(weights) if name not in leave_out and not name.endswith(NORM_STATISTICS)]
-        tensors = [_tensor(weights[name]) for name in names]
-        parts = [tensor for tensor in tensors if tensor.is_floating_point()]
-    elif isinstance(weights, Tensor) or hasattr(weights, "shape"):
-        parts = [_tensor(weights)]
-    elif isinstance(weights, Iterable) and not isinstance(weights, str | torch.nn.Module):
-        parts = [_tensor(part) for part in weights]
-    else:
-        raise UserError(f"weights: of type {type(weights).__name__}; give model.state_dict(), or tensors")
-    if not parts:
-        raise UserError("weights: there are no floats among them; give a model's parameters")
-    return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in parts])
-
-
-def _tensor(part: object) -> Tensor:
-    # Arrays are copied: those that come over a network are often read-only, which torch warns of.
-    return part if isinstance(part, Tensor) else torch.as_tensor(np.array(part))
+def _equal(state: Mapping[str, Tensor | Array], name: str, twin: str) -> bool:
+    return name in state and twin in state and torch.equal(as_tensor(state[name]), as_tensor(state[twin]))

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from worlds import tiny
 
-from lindt.engines.messages import ScoreFormat, pack_reply, unpack_reply
 from lindt.plan.problem import METRICS, problem_for
 from lindt.protocols import Buffers, ClientTally, Kind, Reply, Task
+from lindt.server.updates import ScoreFormat, pack_reply, unpack_reply
 
 W, BUFFERS = torch.tensor([1.0, 2.0]), Buffers(torch.empty(0), torch.empty(0, dtype=torch.int64))
 EXPECTED = ScoreFormat(METRICS["accuracy"], (2,), frozenset({3}))

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, final
+from typing import Any, cast
 
 from folders import hurts, line
 from rich.console import Console
 
+from lindt.cli.execution import ProgressDisplay
 from lindt.plan.file import resolve
-from lindt.plan.plan import Plan
-from lindt.report.progress import ProgressDisplay
-
-
-@final
-@dataclass
-class RunStarted:
-    plan: Plan
-    store: Any
-    round: int = 0
-
-
-@final
-@dataclass
-class RoundPlayed:
-    line: dict[str, Any]
-
+from lindt.runs.play import RoundFollowed, RunStarted
 
 BY_DELTA = ("detection=delta", "method=runtime", "method.recovery.patience=25")
 
@@ -36,9 +20,9 @@ def printed(lines: list[dict[str, Any]], done: int = 0, rule: tuple[str, ...] = 
     console = Console(file=io.StringIO(), width=300, color_system=None)
     display = ProgressDisplay(console, "mine")
     store = SimpleNamespace(about={"metric_in_percent": True}, rounds=lambda: lines[:done])
-    display.see(RunStarted(resolve("digits-control", rule), store, done))  # type: ignore[arg-type]
+    display.see(RunStarted(cast(Any, store), resolve("digits-control", rule), 20, done))
     for one in lines[done:]:
-        display.see(RoundPlayed(one))  # type: ignore[arg-type]
+        display.see(RoundFollowed(one))
     state = display.progress.tasks[-1].fields["state"]
     return [*console.file.getvalue().splitlines(), state]  # type: ignore[attr-defined]
 
