@@ -25,8 +25,8 @@ from lindt.flower.protocol import log_message
 from lindt.flower.replies import ValidReplies, statistics_of, weights_of
 from lindt.protocols import Buffers, Divergence, Statistic
 from lindt.server.aggregation import buffer_divergence
-from lindt.server.detection.detector import NORM_STATISTICS
 from lindt.server.detection.divergence import divergence, measure
+from lindt.weights import NORM_STATISTICS
 
 # A client that clips itself sends an update of length S, give or take what float32 loses.
 CLIP_TOLERANCE = 1 - 1e-4
