@@ -199,8 +199,15 @@ MISTAKES = [
         "detection = 'delta': on_evidence follows the clients' reports: set detection",
     ),
     (["run", "--set", "alone.private=false"], "alone.private = False: reports compare w with a private model: set"),
-    (["run", "--set", "method.adaptation.points=['fc9']"], "method.adaptation.points = 'fc9': no such submodule"),
-    (["run", "--set", "method.adaptation.points=['fc2']"], "its output are the logits"),
+    (
+        ["run", "--set", "method.adaptation.adaptation.points=['fc9']"],
+        "method.adaptation.adaptation.points = 'fc9': no such submodule",
+    ),
+    (
+        ["run", "--set", "method.adaptation=dual", "--set", "method.adaptation.points=['fc9']"],
+        "method.adaptation.points = 'fc9': no such submodule",
+    ),
+    (["run", "--set", "method.adaptation.adaptation.points=['fc2']"], "its output are the logits"),
     (["run", "--set", "model=cnn"], "client 0: model, loss or metric do not fit the data"),
     (["run", "--set", "environment.threat.relabel=[[4,99]]"], "environment.threat: labels from -1 to 99"),
     (["run", "--set", "data.test_share=0.0001"], "data.clients = 20"),

@@ -17,7 +17,6 @@ from torch.nn.functional import cross_entropy, linear
 from worlds import context
 
 from lindt.client import training
-from lindt.client.adaptations import base
 from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.base import GlobalOnly
 from lindt.client.adaptations.dual import Dual, Intertwined
@@ -234,7 +233,7 @@ class Fading:
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return share * ctx.loss(shared(x), y)
 
-        down = base.gradient_step(ctx, self, loss, (shared, [*shared.parameters()]))
+        down = training.gradient_step(ctx, self, loss, (shared, [*shared.parameters()]))
 
         def step(batch: Batch) -> None:
             down(batch)

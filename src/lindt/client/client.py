@@ -81,6 +81,7 @@ class Client:
         self.id, self.worker = id, worker
         self.test = worker.problem.data[id][1]
         self.train, self.validation = split_validation(worker.plan, worker.problem, id)
+        self.metric = worker.problem.metric_for(worker.plan)
         self._alone: PrivateModel | None = None
 
     def handle(self, task: Task) -> Reply:
@@ -126,7 +127,7 @@ class Client:
         """How the received w does on V_i, against P_i. Called before training, which writes w into the module again."""
         worker, plan, validation = self.worker, self.worker.plan, self.validation
         assert validation is not None
-        shared, metric, y = worker.shared, worker.problem.metric_for(plan), validation.labels
+        shared, metric, y = worker.shared, self.metric, validation.labels
         alone = self._private_model()
         private_n = alone.values_at()
         generator = torch.Generator().manual_seed(plan.seed_for("gain", task.round, self.id))
@@ -205,8 +206,7 @@ class Client:
         return self.worker.plan.scoring.attackers == "counted" or self.id not in self.worker.attackers
 
     def _tally(self, outputs: Tensor, local: Tensor) -> ClientTally:
-        plan, y = self.worker.plan, self.test.labels
-        metric = self.worker.problem.metric_for(plan)
+        plan, y, metric = self.worker.plan, self.test.labels, self.metric
         alone = self._private_model().outputs if plan.alone.private and self._counted else None
         wins = losses = 0
         if alone is not None:
@@ -250,7 +250,7 @@ class Client:
             generator=torch.Generator().manual_seed(plan.seed_for(task.kind, task.round, self.id)),
             device=self.worker.device,
             validation=self.validation,
-            metric=self.worker.problem.metric_for(plan),
+            metric=self.metric,
             private_model=self._private_module if plan.alone.private else None,
         )
 

@@ -18,7 +18,7 @@ HEADING: Final = "Attacks, aggregators and recovery"
 WORST: Final = 20  # cells that are listed
 TITLES: Final = {
     "fedavg": "FedAvg: the clients predict with w",
-    "on_evidence": "Recovery on evidence, the default: dual models once the clients' reports warn",
+    "on_evidence": "Recovery on evidence, the default: guarded dual models once the clients' reports warn",
     "lindt": "LINDT: recovery on from the first round",
 }
 MEANING: Final = (

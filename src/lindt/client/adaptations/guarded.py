@@ -103,7 +103,10 @@ class Guarded:
 
     def fits(self, model: nn.Module, x: Tensor) -> None:
         if isinstance(self.adaptation, ChecksModel):
-            self.adaptation.fits(model, x)
+            try:
+                self.adaptation.fits(model, x)
+            except PlanError as error:
+                raise error.within("adaptation") from None
         with torch.no_grad():
             classes = model(x).shape[-1]
         if self.combine == "probabilities" and classes < 2:
