@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, final
 
 import torch
@@ -39,7 +40,7 @@ from lindt.weights import read_buffers, read_w, write
 @final
 @dataclass(frozen=True)
 class WorkerContext:
-    """What the clients of one worker share: the plan, a module to work in, and where things are kept."""
+    """What the clients of one worker share: the plan, modules to work in, and where things are kept."""
 
     plan: Plan
     problem: Problem
@@ -50,6 +51,11 @@ class WorkerContext:
     attackers: frozenset[int]
     backdoor: Examples | None  # what attackers mix in
     far_away: bool = False  # from the server, which must not foresee what the clients draw for their privacy
+
+    @cached_property
+    def private_module(self) -> nn.Module:
+        """A second module to work in, for P_i; as with `shared`, the next client writes its own weights into it."""
+        return copy.deepcopy(self.shared).eval()
 
 
 def with_noise(report: GainReport, b: float, uniform: Callable[[], float] | None = None) -> GainReport:
@@ -95,7 +101,7 @@ class Client:
                 return self._evaluate(task)
             if task.kind == "private":
                 chosen = self._private_model().epochs
-                notes = {"samples_seen": float(self._private_training().samples_seen(chosen))}
+                notes = {"samples_seen": float(self._private_training.samples_seen(chosen))}
                 return Reply(self.id, task.round, len(self.train), notes=notes)
         raise ValueError(f"a task of kind {task.kind!r}: a client knows train, evaluate and private")
 
@@ -273,7 +279,7 @@ class Client:
     def _private_model(self) -> PrivateModel:
         """P_i. The weights stay in the cache on disk where there is one."""
         if self._alone is None:
-            learned = self.worker.cache.learned(self._private_training())
+            learned = self.worker.cache.learned(self._private_training)
             self._alone = learned if self.worker.cache.folder is None else replace(learned, w_P=None, buffers=None)
         return self._alone
 
@@ -283,13 +289,14 @@ class Client:
             return None
         learned = self._private_model()
         if learned.w_P is None:
-            learned = self.worker.cache.learned(self._private_training())
+            learned = self.worker.cache.learned(self._private_training)
         assert learned.w_P is not None
         assert learned.buffers is not None
-        module = copy.deepcopy(self.worker.shared)
+        module = self.worker.private_module
         write(module, learned.w_P, learned.buffers)
-        return module.eval()
+        return module
 
+    @cached_property
     def _private_training(self) -> PrivateTraining:
         worker = self.worker
         return PrivateTraining(

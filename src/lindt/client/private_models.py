@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final, final
 
@@ -158,10 +159,11 @@ class PrivateTraining:
 
     def key(self) -> str:
         """The content that decides the outputs: data, first weights, structure, a step, rule and seed."""
-        return self.identity().key
+        return self.identity.key
 
+    @cached_property
     def identity(self) -> Identity:
-        """The key, and the shapes of what is kept under it."""
+        """The key, and the shapes of what is kept under it. Computed once: it reads all data and takes a step."""
         model, digest = first_model(self.problem, self.plan), hashlib.sha256()
         for text in (
             model,
@@ -321,7 +323,7 @@ class PrivateModelCache:
     def learned(self, training_: PrivateTraining) -> PrivateModel:
         if self.folder is None:
             return training_.learn()
-        identity = training_.identity()
+        identity = training_.identity
         path = self.folder / "sealed" / f"{identity.key}.safetensors"
         kept = self._read(path, identity)
         if kept is not None:
