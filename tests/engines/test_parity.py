@@ -31,7 +31,8 @@ from lindt.server.federation import begin, federate
 
 
 @pytest.mark.parametrize(
-    "method", ["runtime", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fb", "apfl", "lindt-tm"))]
+    "method",
+    ["runtime", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fb", "apfl", "lindt-tm", "guarded"))],
 )
 def test_processes_give_the_bytes_of_in_process(method: str) -> None:
     plan = tiny_runtime() if method == "runtime" else replace(tiny_runtime(), method=METHODS[method])

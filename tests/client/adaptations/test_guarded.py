@@ -135,11 +135,23 @@ def test_it_trains_as_the_adaptation_inside() -> None:
     assert Guarded(GlobalOnly()).begin(context(V), shared) is None
 
 
-def test_a_model_with_one_output_is_refused_before_training() -> None:
-    one = nn.Linear(3, 1)
-    with pytest.raises(PlanError, match="one output"):
-        Guarded(GlobalOnly()).fits(one, torch.zeros(2, 3))
-    Guarded(GlobalOnly(), combine="outputs").fits(one, torch.zeros(2, 3))
+def test_a_regression_is_not_mixed_as_probabilities() -> None:
+    """Two targets a sample: the mean of the outputs, 0.5 each without validation data. A softmax would sum to 1."""
+    x = torch.arange(8.0).reshape(8, 1)
+    targets = Rows(x, torch.full((8, 2), 5.0), torch.arange(8))
+    shared, alone = Says(torch.full((8, 2), 2.0)), Says(torch.full((8, 2), 6.0))
+    ctx = replace(ctx_with(alone, validation=None), train=targets)
+    with torch.no_grad():
+        assert torch.equal(Guarded(GlobalOnly()).predictor(ctx, shared, None)(x), torch.full((8, 2), 4.0))
+
+
+def test_one_output_is_not_mixed_as_probabilities() -> None:
+    """A softmax over one output would be 1 for every model."""
+    shared, alone = Says(torch.full((8, 1), -1.0)), Says(torch.full((8, 1), 3.0))
+    ctx = ctx_with(alone, validation=None)
+    with torch.no_grad():
+        found = Guarded(GlobalOnly()).predictor(ctx, shared, None)(torch.arange(8.0).reshape(8, 1))
+    assert torch.equal(found, torch.full((8, 1), 1.0))
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,8 @@ class Guarded:
 
     `members` are the models that are mixed, those of them that the client has: `private` needs private models
     (`alone.private`), and the weights are equal where a client holds no V_i (a plan whose `detection` asks for no
-    reports, or fewer than 5 samples).
+    reports, or fewer than 5 samples). `combine = "probabilities"` is for labels that are classes, whole numbers, and a
+    model with an output for each; with other labels, as in regression, the outputs are mixed.
     """
 
     adaptation: Adaptation = field(default_factory=lambda: component(Adaptation, "dual"))
@@ -107,11 +108,6 @@ class Guarded:
                 self.adaptation.fits(model, x)
             except PlanError as error:
                 raise error.within("adaptation") from None
-        with torch.no_grad():
-            classes = model(x).shape[-1]
-        if self.combine == "probabilities" and classes < 2:
-            fix = "the model has one output, which is no probability of classes; set outputs or pick"
-            raise PlanError("combine", self.combine, fix)
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
         return self.adaptation.begin(ctx, shared)
@@ -127,7 +123,7 @@ class Guarded:
         weights_M = self._weights(ctx, models, outputs_MnC, ctx.validation)
         for name, weight in zip(models, weights_M.tolist(), strict=True):
             ctx.notes[f"weight/{name}"] = weight
-        return _Mixture(models, weights_M, self.combine, shared).eval()
+        return _Mixture(models, weights_M, self._rule(ctx, shared), shared).eval()
 
     def held_out_outputs(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Tensor:
         """The outputs for V_i: each half predicted with the weights that the other half chooses."""
@@ -135,13 +131,21 @@ class Guarded:
         assert validation is not None
         models = self._models(ctx, shared, private)
         outputs_MnC = self._on_validation(ctx, models)
-        found_nC = torch.empty_like(outputs_MnC[0])
+        found_nC, rule = torch.empty_like(outputs_MnC[0]), self._rule(ctx, shared)
         half_n = stratified(validation.labels, len(validation) // 2, ctx.client)
         for chosen_n in (half_n, ~half_n):
             rows = chosen_n.nonzero().flatten()
             weights_M = self._weights(ctx, models, [one[rows] for one in outputs_MnC], subset(validation, rows))
-            found_nC[~chosen_n] = mixed([one[~chosen_n] for one in outputs_MnC], weights_M, self.combine)
+            found_nC[~chosen_n] = mixed([one[~chosen_n] for one in outputs_MnC], weights_M, rule)
         return found_nC
+
+    def _rule(self, ctx: Context, shared: nn.Module) -> Combine:
+        """How outputs are mixed. A softmax over the targets of a regression would be wrong without an error."""
+        x, y = ctx.train.take(torch.arange(1))
+        with torch.no_grad():
+            outputs = shared(x.to(ctx.device))
+        classes = not y.is_floating_point() and outputs.dim() > 1 and outputs.shape[-1] > 1
+        return "outputs" if self.combine == "probabilities" and not classes else self.combine
 
     def _models(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> dict[str, Predictor]:
         """By name, those that the client has. Without a v_i the adapted one may be w itself: it counts once."""
