@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,21 @@ def test_an_unfinished_grid_gives_no_advice_and_stays_out_of_the_docs(tmp_path: 
     assert text.index("| `min_max` | `krum` | `lindt` | -293.0 |") < text.index(
         "| `min_max` | `krum` | `on_evidence` |"
     )
+
+
+def test_the_advice_is_the_aggregator_that_leaves_the_fewest_clients_worse_off(tmp_path: Path) -> None:
+    """Of the default recovery: multi_krum harms one client under sybils, the median none but has a lower beta."""
+    (tmp_path / "docs").mkdir()
+    every = [made(cell, -0.5 if cell.aggregator == "median" else -0.1, scale="cpu") for cell in cells("cpu")]
+    spared = {("median", None): 0, ("multi_krum", None): 0, ("multi_krum", "sybils"): 1}
+    kept = []
+    for one in every:
+        harmed = spared.get((one.aggregator, one.attack), spared.get((one.aggregator, None), 2))
+        kept.append(replace(one, clearly_harmed=harmed if one.method == "on_evidence" else 0))
+    text = page.write(kept, "cpu", tmp_path / "results").read_text()
+    assert "**Advice: `median` with the default recovery.** Under its worst attack 0 of 6 benign clients" in text
+    assert "| `multi_krum` | -10.0 |" in text
+    assert "| 1 (`sybils`) |" in text
 
 
 def test_what_is_kept_is_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
