@@ -52,7 +52,7 @@ class CellMean:
     @property
     def words(self) -> str:
         wanted = "" if self.success is None else f" ({100 * self.success:.0f}%)"
-        return f"{100 * self.beta:+.1f}, {self.harmed:.0f}/{self.counted:.0f}{wanted}"
+        return f"{100 * self.beta:+.1f}, {_count(self.harmed)}/{self.counted:.0f}{wanted}"
 
 
 def path_of(results: Path, scale: str, complete: bool) -> Path:
@@ -157,7 +157,7 @@ def _worst(found: Sequence[CellMean]) -> Sheet:
             f"`{one.cell.aggregator}`",
             f"`{one.cell.method}`",
             f"{100 * one.beta:+.1f}" + (f" ±{100 * one.spread:.1f}" if one.seeds > 1 else ""),
-            f"{one.harmed:.0f} of {one.counted:.0f}",
+            f"{_count(one.harmed)} of {one.counted:.0f}",
             "-" if one.success is None else f"{100 * one.success:.0f}%",
             str(one.seeds),
         )
