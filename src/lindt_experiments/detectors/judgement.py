@@ -145,7 +145,7 @@ def _youden(said: Sequence[tuple[bool, Reading]]) -> float:
 @final
 @dataclass(frozen=True)
 class Goal:
-    """What issue 17 asks for, and what was measured on the judged part."""
+    """What the gain test should reach, and what was measured on the judged part."""
 
     words: str
     wanted: str
