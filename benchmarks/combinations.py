@@ -28,8 +28,8 @@ from lindt.client.adaptations.fine_tune import FineTune
 from lindt.client.adaptations.guarded import mixed, mixture_weights
 from lindt.client.training import forward_all
 from lindt.engines.inprocess import InProcess
-from lindt.plan.plan import METHODS, Plan, Scoring
-from lindt.plan.problem import attackers_of, problem_for
+from lindt.plan.plan import METHODS, Plan, Scoring, attackers_of
+from lindt.plan.problem import problem_for
 from lindt.protocols import Task
 from lindt.server.federation import federate
 from lindt.server.scores import paired_p_value, worst_tenth

@@ -23,8 +23,8 @@ from torch import Tensor
 from lindt.engines.inprocess import InProcess
 from lindt.environment.privacy import Gaussian
 from lindt.plan.file import resolve
-from lindt.plan.plan import Alone, Plan, Scoring
-from lindt.plan.problem import attackers_of, problem_for
+from lindt.plan.plan import Alone, Plan, Scoring, attackers_of
+from lindt.plan.problem import problem_for
 from lindt.protocols import Aggregator, Reply, Statistic, Task
 from lindt.server.aggregation import GeometricMedian, Krum, Mean, Median
 from lindt.server.detection.divergence import Rule, measure

@@ -36,8 +36,9 @@ import lindt
 
 PACKAGE = Path(lindt.__file__).resolve().parent
 NOT_OPENED = {
+    "lindt.plan.plan": "seed_for, scored, rate_at, attackers_of: what the plan says of a round and of a client",
     "lindt.seeds": "seed_for, seeded, with_threads: a number from names, a generator's state, the plan's threads",
-    "lindt.weights": "read_w, write: a module's parameters as one vector and back",
+    "lindt.weights": "read_w, write, initial_weights: a module as one vector and back, and w^0",
     "lindt.client.private_store": "nothing is stored: flush finds no v_i",
     "lindt.environment.privacy": "NoPrivacy: updates as they are, noise of zero",
     "lindt.server.recovery": "Never: the flag stays off",
@@ -207,7 +208,7 @@ def _profiled_after_ready(
 
 
 def _attackers(plan: Any, problem: Any) -> frozenset[int]:
-    from lindt.plan.problem import attackers_of
+    from lindt.plan.plan import attackers_of
 
     return attackers_of(plan, len(problem.data))
 

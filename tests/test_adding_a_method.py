@@ -23,9 +23,9 @@ from lindt.plan import file
 from lindt.plan.file import resolve
 from lindt.plan.models import SmallCnn
 from lindt.plan.plan import METHODS, Alone, Method, Plan
-from lindt.plan.problem import Problem, first_model, problem_for
+from lindt.plan.problem import Problem, problem_for
 from lindt.server.federation import federate
-from lindt.weights import trainable
+from lindt.weights import first_model, trainable
 
 ROOT = Path(__file__).parent.parent
 

@@ -15,10 +15,9 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.plan.models import Cnn, Lstm, parameters_of
 from lindt.plan.plan import Alone, Scoring, Training
-from lindt.plan.problem import first_model
 from lindt.resources import keep_memory
 from lindt.server.federation import RunState, begin, evaluate
-from lindt.weights import write
+from lindt.weights import first_model, write
 
 NEVER = 1_000_000
 

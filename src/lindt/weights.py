@@ -1,4 +1,4 @@
-"""A model as the server sees it: one flat vector w. It becomes an nn.Module once, at the client's door.
+"""A model as the server sees it: one flat vector w, from w^0 on. It becomes an nn.Module once, at the client's door.
 
 w holds the trainable parameters, each tied one once; clip, noise and divergence see only these. Float
 buffers (BatchNorm's running statistics) travel beside w and are joined without noise; integer buffers
@@ -10,7 +10,8 @@ Legend: K clients answering, P trainable parameters, F floats and I integers in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, final
 
 import numpy as np
 import torch
@@ -18,6 +19,11 @@ from torch import Tensor, nn
 
 from lindt.errors import UserError
 from lindt.protocols import Buffers
+from lindt.seeds import with_threads
+
+if TYPE_CHECKING:
+    from lindt.plan.plan import Plan
+    from lindt.plan.problem import Problem
 
 # BatchNorm's: measured on data, not learned, so no part of w.
 NORM_STATISTICS = ("running_mean", "running_var")
@@ -104,3 +110,37 @@ def flat(weights: Weights, leave_out: Set[str] = frozenset()) -> Tensor:
 def as_tensor(part: object) -> Tensor:
     # Arrays are copied: those that come over a network are often read-only, which torch warns of.
     return part if isinstance(part, Tensor) else torch.as_tensor(np.array(part))
+
+
+@final
+@dataclass(frozen=True)
+class InitialWeights:
+    """What the server knows of a model: w^0, its last layer, its buffers, and their names. Legend: P parameters."""
+
+    w_P: torch.Tensor
+    buffers: Buffers
+    last_layer: slice  # of w
+    float_buffers: tuple[tuple[str, int], ...] = ()  # the name and size of each
+
+
+def first_model(problem: Problem, plan: Plan) -> nn.Module:
+    """A new module with w^0: the same for every method, drawn from the plan's seed.
+
+    It calls the user's function, which may take long: for each place that trains. Whoever needs w^0 or its size asks
+    `initial_weights`.
+    """
+    with torch.random.fork_rng(devices=[]), with_threads(plan.threads):
+        torch.manual_seed(plan.seed_for("model"))
+        return problem.model()
+
+
+def initial_weights(problem: Problem, plan: Plan, model: nn.Module | None = None) -> InitialWeights:
+    """w^0 and its buffers, read once from `model`, an untrained `first_model`, or from one that is built here."""
+    key = plan.seed_for("model"), plan.threads
+    if key not in problem._initial:
+        model = first_model(problem, plan) if model is None else model
+        problem._initial.clear()  # one is kept, for the plan at hand
+        problem._initial[key] = InitialWeights(
+            read_w(model), read_buffers(model), last_layer(model), float_buffers(model)
+        )
+    return problem._initial[key]

@@ -23,16 +23,14 @@ from lindt.environment.participation import Sampled
 from lindt.environment.threats import Backdoor
 from lindt.errors import PlanError
 from lindt.plan.models import SmallCnn
-from lindt.plan.plan import METHODS, Alone, Method, Plan
+from lindt.plan.plan import METHODS, Alone, Method, Plan, reporting_clients
 from lindt.plan.problem import (
     METRICS,
     MeanOf,
     Problem,
     backdoor_of,
-    first_model,
     paired,
     problem_for,
-    reporting_clients,
     split_validation,
     validation_samples,
 )
@@ -44,6 +42,7 @@ from lindt.server.detection.gain import Gain
 from lindt.server.federation import begin, federate
 from lindt.server.recovery import Always, OnEvidence
 from lindt.server.updates import clipped_report, pack_reply, unpack_report
+from lindt.weights import first_model
 
 
 def test_the_size_of_a_validation_part() -> None:

@@ -23,9 +23,10 @@ from lindt.client.private_models import PrivateModelCache, PrivateTraining
 from lindt.data.examples import Rows, subset
 from lindt.errors import PlanError
 from lindt.plan.plan import Alone, Plan, Scoring, Training
-from lindt.plan.problem import Problem, first_model
+from lindt.plan.problem import Problem
 from lindt.runs.files import seal, unseal
 from lindt.seeds import seed_for
+from lindt.weights import first_model
 
 N = 24
 PLAN = Plan(training=Training(rate=0.3, decay=0.9, batch=4), alone=Alone(epochs=6, patience=2, held_out=0.25))

@@ -34,8 +34,8 @@ from lindt.environment.threats import (
 )
 from lindt.errors import PlanError
 from lindt.plan.file import from_dict, to_dict
-from lindt.plan.plan import METHODS, Plan
-from lindt.plan.problem import attackers_of, problem_for
+from lindt.plan.plan import METHODS, Plan, attackers_of
+from lindt.plan.problem import problem_for
 from lindt.protocols import Buffers, Reply
 from lindt.runs.play import run_plan
 from lindt.server.federation import RunState, begin, federate, play_round

@@ -30,11 +30,12 @@ from lindt.errors import PlanError, UserError
 from lindt.flower import NFLDetector
 from lindt.flower.protocol import instruction_of
 from lindt.plan.plan import METHODS, Alone, Method, Plan, Training
-from lindt.plan.problem import Problem, first_model, initial_weights
+from lindt.plan.problem import Problem
 from lindt.protocols import GainReport, Paired, Task
 from lindt.server.detection.gain import Gain
 from lindt.server.recovery import OnEvidence
 from lindt.server.updates import unpack_report
+from lindt.weights import first_model, initial_weights
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from lindt.environment.participation import Participation, Sampled
 from lindt.environment.privacy import Gaussian, Privacy
 from lindt.environment.threats import Backdoor, NextCharacter, Threat, Until
 from lindt.errors import PlanError, UserError
-from lindt.plan.file import from_dict, from_toml, override, to_dict
+from lindt.plan.file import from_dict, from_toml, override, resolve, to_dict
 from lindt.plan.models import Linear, Lstm, Model
 from lindt.plan.plan import METHODS, Alone, Data, Method, Plan, Scoring, Training
 from lindt.protocols import Adaptation, Aggregator, Detection, Penalty, Recovery, Stop
@@ -402,3 +403,20 @@ def test_no_assignment_gives_anything_but_a_plan_or_a_user_error(
 def test_no_text_gives_anything_but_tables_or_a_user_error(text: str) -> None:
     with suppress(UserError):
         read(from_toml(text))
+
+
+def test_a_component_that_an_override_replaces_is_never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Gain) -> None:
+        raise AssertionError("built")
+
+    monkeypatch.setattr(Gain, "__post_init__", refuse)
+    with pytest.raises(AssertionError, match="built"):
+        resolve("digits-nfl")
+    plan = resolve("digits-nfl", ["detection=delta", "method=fedavg", "data.clients=7"], rounds=3)
+    assert (kind_of(plan.detection), plan.data.clients, plan.rounds) == ("delta", 7, 3)
+
+
+def test_an_override_reaches_into_a_table_that_the_file_leaves_out(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('name = "mine"\n')
+    plan = resolve(str(tmp_path / "plan.toml"), ["data.allocation.per_client=3", "scoring.every=3"])
+    assert (plan.data.allocation, plan.data.source, plan.scoring.every) == (Classes(3), "digits", 3)

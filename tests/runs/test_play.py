@@ -10,8 +10,8 @@ import pytest
 from worlds import tiny, tiny_runtime
 
 from lindt.errors import UserError
-from lindt.plan.plan import Alone, Plan
-from lindt.plan.problem import attackers_of, load_task, problem_for, split_validation
+from lindt.plan.plan import Alone, Plan, attackers_of
+from lindt.plan.problem import load_task, problem_for, split_validation
 from lindt.protocols import Reply
 from lindt.report.reading import is_locked
 from lindt.runs.play import PrivateModelTrained, RoundPlayed, RunEnded, RunStarted, private_cost, run_plan

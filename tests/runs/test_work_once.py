@@ -25,11 +25,12 @@ from lindt.cli.main import app
 from lindt.engines.processes.engine import Processes
 from lindt.plan.file import from_dict
 from lindt.plan.models import SmallCnn
-from lindt.plan.problem import initial_weights, problem_for
+from lindt.plan.problem import problem_for
 from lindt.runs.play import run_plan, workers_pay
 from lindt.runs.summary import round_line
 from lindt.server.checks import check
 from lindt.server.federation import begin
+from lindt.weights import initial_weights
 
 PLAN = """
 name = "small"

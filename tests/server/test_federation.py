@@ -18,8 +18,8 @@ from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.errors import PlanError, UserError
 from lindt.plan.models import Mlp
-from lindt.plan.plan import METHODS, Alone, Method, Plan, Scoring, Training
-from lindt.plan.problem import Problem, attackers_of, problem_for
+from lindt.plan.plan import METHODS, Alone, Method, Plan, Scoring, Training, attackers_of
+from lindt.plan.problem import Problem, problem_for
 from lindt.protocols import Buffers, RecoveryState, Reply, Task
 from lindt.server.aggregation import TrimmedMean
 from lindt.server.detection.gain import Gain

@@ -17,8 +17,8 @@ from torch import Tensor
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
-from lindt.plan.plan import METHODS, Alone, Plan, Scoring
-from lindt.plan.problem import Problem, reporting_clients
+from lindt.plan.plan import METHODS, Alone, Plan, Scoring, reporting_clients
+from lindt.plan.problem import Problem
 from lindt.protocols import Aggregator, Buffers, ClientTally, GainReport, Paired, RecoveryState, Reply, Task
 from lindt.runs.summary import round_line
 from lindt.server.aggregation import (

@@ -24,9 +24,10 @@ from lindt.errors import UserError
 from lindt.plan.file import preset_names, resolve
 from lindt.plan.models import Linear, Mlp
 from lindt.plan.plan import Alone, Data, Plan
-from lindt.plan.problem import Problem, initial_weights, problem_for
+from lindt.plan.problem import Problem, problem_for
 from lindt.server.federation import federate
 from lindt.server.preflight import ROWS, PreflightWarning, preflight
+from lindt.weights import initial_weights
 
 PLAN = resolve("own-task", ["method=fedavg"], rounds=1)
 CLASSES, CENTRES = 4, torch.randn(4, 6, generator=torch.Generator().manual_seed(1)) * 3

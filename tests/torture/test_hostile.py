@@ -31,8 +31,8 @@ from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.threats import InnerProduct, LittleIsEnough, MinMax, NoThreat, SignFlip, Sybils, Threat
 from lindt.errors import UserError
-from lindt.plan.plan import METHODS, Alone, Plan, Scoring
-from lindt.plan.problem import Problem, attackers_of
+from lindt.plan.plan import METHODS, Alone, Plan, Scoring, attackers_of
+from lindt.plan.problem import Problem
 from lindt.protocols import PAIRS, Aggregator, Buffers, GainReport, Reply, Task
 from lindt.runs.play import run_plan
 from lindt.runs.schema import ROUND, fits

@@ -19,8 +19,8 @@ from lindt.client.private_store import PrivateStore, newest, prune
 from lindt.client.training import fit, forward_all, global_step
 from lindt.data.examples import LocalWork, subset
 from lindt.errors import UserError
-from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, paired, private_clients, sample_values, split_validation
+from lindt.plan.plan import Plan, private_clients
+from lindt.plan.problem import Problem, paired, sample_values, split_validation
 from lindt.protocols import (
     PAIRS,
     ChoosesOnValidation,

@@ -5,13 +5,11 @@ Both follow one rule (plan.Alone) and the one training loop.
 
 from __future__ import annotations
 
-import copy
 import errno
 import hashlib
 import logging
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,17 +18,25 @@ from typing import Final, final
 import torch
 from torch import Tensor, nn
 
-from lindt.client.training import GradientStep, fit, forward_all, prepare_model, recording_key
+from lindt.client.training import (
+    FEW,
+    GradientStep,
+    fit,
+    forward_all,
+    name_of,
+    prepare_model,
+    recording_key,
+    training_step,
+)
 from lindt.data.examples import LocalWork, add_samples, pool, subset
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model, sample_values
-from lindt.protocols import Batch, Buffers, Examples, Metric
+from lindt.plan.problem import Problem, sample_values
+from lindt.protocols import Batch, Buffers, Examples
 from lindt.runs.files import BrokenError, read_plain, seal, unseal, write_whole
 from lindt.seeds import seed_for, seeded, with_threads
-from lindt.weights import read_buffers, read_w, trainable
+from lindt.weights import first_model, read_buffers, read_w, trainable
 
 RULE = 1  # of training alone; a change of it makes kept outputs stale
-FEW: Final = 16  # samples by which a key tells one model, loss or metric from another
 _LOG: Final = logging.getLogger("lindt")  # to stderr, where its user has set up nothing else
 
 
@@ -248,60 +254,6 @@ class Identity:
         if not self.weights:
             return plain
         return replace(plain, w_P=kept["w"], buffers=Buffers(kept["floats"], kept["counts"]))
-
-
-def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], batch: Batch) -> Iterator[Tensor]:
-    """Outputs, loss and gradients of one step in training mode: dropout, and a forward that asks for the mode."""
-    model = copy.deepcopy(model).train()  # BatchNorm changes its statistics
-    x, y = batch
-    with torch.enable_grad(), seeded(0, x.device):
-        outputs = model(x)
-        value = loss(outputs, y)
-        gradients = torch.autograd.grad(value, trainable(model), allow_unused=True)
-    yield outputs.detach().cpu()
-    yield value.detach().cpu()
-    for gradient in gradients:
-        yield torch.empty(0) if gradient is None else gradient.cpu()
-
-
-def training_key(
-    model: nn.Module,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    metric: Metric,
-    train: Examples,
-    test: Examples,
-    rule: Sequence[object],
-) -> str:
-    """A hash of what decides a private model's scores in a user's own loop: the untrained model, loss, metric, data.
-
-    `rule` holds the settings: epochs, batch size, seed, optimizer. What model, loss and metric say of a few samples
-    is part of the key, and so is a step of training: a changed `forward` need not show in a name. Limit: data that
-    differ each time they are read, by a generator that no seed of torch, NumPy or Python reaches, give another key
-    each time.
-    """
-    digest = hashlib.sha256()
-    for part in (model, *map(name_of, (loss, metric, *rule)), torch.__version__):
-        digest.update(f"{part!r}\n".encode())
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    few = subset(test, torch.arange(min(len(test), FEW)))
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    outputs = forward_all(model.eval(), few, device).cpu()
-    said = (outputs, loss(outputs, few.labels), metric.per_sample(outputs, few.labels))
-    digest.update(repr([tensor.tolist() for tensor in said]).encode())
-    x, y = train.take(torch.arange(min(len(train), FEW)))
-    step = training_step(model, loss, (x.to(device), y.to(device)))
-    digest.update(repr([tensor.tolist() for tensor in step]).encode())
-    for data in (train, test):
-        add_samples(digest, data)
-    return digest.hexdigest()
-
-
-def name_of(value: object) -> str:
-    """A name that is the same in every process: of a function its own, else the representation without addresses."""
-    name = getattr(value, "__qualname__", None)
-    return name if isinstance(name, str) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 @final

@@ -17,6 +17,7 @@ make none are recorded (`PLAIN`).
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -33,9 +34,11 @@ from lindt.data.examples import LocalWork
 from lindt.errors import require
 from lindt.protocols import Batch, Context, Examples, Penalty, Step
 from lindt.registry import register, register_method
+from lindt.seeds import seeded
 from lindt.weights import trainable
 
 Initial = Literal["copy", "random"]
+FEW: Final = 16  # samples by which a key tells one model, loss or metric from another
 
 
 def prepare_model(model: nn.Module, device: torch.device, sample: Tensor) -> nn.Module:
@@ -534,3 +537,23 @@ def _filled(one: Any, slots: list[Any]) -> Any:
     if isinstance(one, _Slot):
         return slots[one.place]
     return [_filled(each, slots) for each in one] if isinstance(one, list) else one
+
+
+def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], batch: Batch) -> Iterator[Tensor]:
+    """Outputs, loss and gradients of one step in training mode: dropout, and a forward that asks for the mode."""
+    model = copy.deepcopy(model).train()  # BatchNorm changes its statistics
+    x, y = batch
+    with torch.enable_grad(), seeded(0, x.device):
+        outputs = model(x)
+        value = loss(outputs, y)
+        gradients = torch.autograd.grad(value, trainable(model), allow_unused=True)
+    yield outputs.detach().cpu()
+    yield value.detach().cpu()
+    for gradient in gradients:
+        yield torch.empty(0) if gradient is None else gradient.cpu()
+
+
+def name_of(value: object) -> str:
+    """A name that is the same in every process: of a function its own, else the representation without addresses."""
+    name = getattr(value, "__qualname__", None)
+    return name if isinstance(name, str) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

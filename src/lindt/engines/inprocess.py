@@ -12,10 +12,11 @@ from lindt.client.client import Client, WorkerContext
 from lindt.client.private_models import PrivateModelCache
 from lindt.client.private_store import BackgroundWriter, FolderStore, MemoryStore, PrivateStore, forget_after
 from lindt.client.training import prepare_model
-from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, attackers_of, backdoor_of, first_model
+from lindt.plan.plan import Plan, attackers_of
+from lindt.plan.problem import Problem, backdoor_of
 from lindt.protocols import Reply, Task
 from lindt.seeds import with_threads
+from lindt.weights import first_model
 
 CLOSED: Final = "the engine is closed; build another"
 

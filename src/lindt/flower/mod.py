@@ -32,8 +32,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lindt.client.adaptations.dual import Dual, Scale
 from lindt.client.client import with_noise
-from lindt.client.private_models import training_key
-from lindt.client.training import NoPenalty, fit, forward_all, global_step, initial_private
+from lindt.client.training import FEW, NoPenalty, fit, forward_all, global_step, initial_private, name_of, training_step
 from lindt.data.examples import LocalWork, add_samples, as_examples, sample_hashes, split, stratified, subset
 from lindt.errors import PlanError, UserError, require
 from lindt.flower.client_store import AloneScores, ClientStore, default_folder
@@ -550,3 +549,37 @@ class LindtMod:
 
     def _seed(self, instruction: Instruction, context: AppContext, purpose: str) -> int:
         return seed_for(0, instruction.experiment, self._client(context), instruction.round, purpose)
+
+
+def training_key(
+    model: nn.Module,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    metric: Metric,
+    train: Examples,
+    test: Examples,
+    rule: Sequence[object],
+) -> str:
+    """A hash of what decides a private model's scores in a user's own loop: the untrained model, loss, metric, data.
+
+    `rule` holds the settings: epochs, batch size, seed, optimizer. What model, loss and metric say of a few samples
+    is part of the key, and so is a step of training: a changed `forward` need not show in a name. Limit: data that
+    differ each time they are read, by a generator that no seed of torch, NumPy or Python reaches, give another key
+    each time.
+    """
+    digest = hashlib.sha256()
+    for part in (model, *map(name_of, (loss, metric, *rule)), torch.__version__):
+        digest.update(f"{part!r}\n".encode())
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    few = subset(test, torch.arange(min(len(test), FEW)))
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    outputs = forward_all(model.eval(), few, device).cpu()
+    said = (outputs, loss(outputs, few.labels), metric.per_sample(outputs, few.labels))
+    digest.update(repr([tensor.tolist() for tensor in said]).encode())
+    x, y = train.take(torch.arange(min(len(train), FEW)))
+    step = training_step(model, loss, (x.to(device), y.to(device)))
+    digest.update(repr([tensor.tolist() for tensor in step]).encode())
+    for data in (train, test):
+        add_samples(digest, data)
+    return digest.hexdigest()

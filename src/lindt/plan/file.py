@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lindt.errors import PlanError, UserError, one_line
-from lindt.registry import among, build, check_fields, kind_of
+from lindt.registry import among, build, kind_of
 
 if TYPE_CHECKING:
     from lindt.plan.plan import Plan
@@ -95,14 +95,6 @@ def from_dict(table: Mapping[str, Any]) -> Plan:
     return plan
 
 
-def with_fields(plan: Plan, given: Mapping[str, Any]) -> Plan:
-    """The plan with other values in fields of its own, checked like those of a file."""
-    cls, hints = _plan_fields()
-    check_fields(cls, given, "")
-    given = _with_method(given)
-    return dataclasses.replace(plan, **{name: build(hints[name], value, name) for name, value in given.items()})
-
-
 def _with_method(table: Mapping[str, Any]) -> Mapping[str, Any]:
     """The same tables, a method's name replaced by its parts."""
     if isinstance(table, Mapping) and isinstance(name := table.get("method"), str):
@@ -140,20 +132,28 @@ def resolve(
 
     `task` is the user's own `package.module:function`. Its module is imported first: the plan may name its components.
     Without `plan` it is DEFAULT, or with a task own-task, a plan without attackers or noise.
-    The file is parsed first and once, so that its own mistakes are named as they stand in it; of that plan only the
-    fields that an override or a flag changes are built anew.
+    The fields are set in the file's tables, and the plan is built from them once: a component that a flag replaces is
+    never built.
     """
     if task:
         from lindt.plan.problem import import_task
 
         import_task(task)
-    parsed = from_dict(table_of(plan or ("own-task" if task else DEFAULT)))
-    whole = to_dict(parsed) if overrides else {}
-    table = whole
+    table = table_of(plan or ("own-task" if task else DEFAULT))
     for assignment in overrides:
-        table = override(table, assignment)
-    changed = {name: value for name, value in table.items() if name not in whole or value is not whole[name]}
-    return with_fields(parsed, changed | {name: value for name, value in flags.items() if value is not None})
+        table = override(_with_defaults(table, assignment), assignment)
+    return from_dict(table | {name: value for name, value in flags.items() if value is not None})
+
+
+def _with_defaults(table: Mapping[str, Any], assignment: str) -> Mapping[str, Any]:
+    """The tables, written out as far as the assignment reaches into a field of the plan: kinds and defaults in it."""
+    name, dot, _ = assignment.partition("=")[0].strip().partition(".")
+    cls, hints = _plan_fields()
+    if not dot or name not in hints:
+        return table
+    given = _with_method(table)
+    value = build(hints[name], given[name], name) if name in given else getattr(cls(), name)
+    return {**table, name: to_dict(value)}
 
 
 def override(table: Mapping[str, Any], assignment: str) -> dict[str, Any]:

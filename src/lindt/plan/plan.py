@@ -2,19 +2,24 @@
 
 Its method is a composition of an adaptation, an aggregator, a penalty and a recovery. There is no class per method.
 Named methods register where their components are defined (`registry.register_method`). METHODS holds all of them.
+
+The plan also decides, by its seed, each client's part: who attacks, who reports, whose scores count.
 """
 
 from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, final
+
+import torch
 
 from lindt.data.partition import Classes, Partition
 from lindt.data.sources import SOURCES, Text
 from lindt.environment import Environment
+from lindt.environment.participation import choose_attackers
 from lindt.errors import require
 from lindt.plan.models import Model, SmallCnn
 from lindt.protocols import Adaptation, Aggregator, Detection, Metric, Penalty, Recovery
@@ -212,3 +217,31 @@ class Plan:
 
     def scored(self, round: int) -> bool:
         return round % self.scoring.every == 0 or round > self.rounds - self.scoring.last
+
+
+def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
+    return choose_attackers(plan.environment.threat.share, clients, plan.seed_for("attackers"))
+
+
+def reporting_clients(plan: Plan, clients: int) -> frozenset[int]:
+    """The clients that hold out a V_i and train a P_i to report gains: the panel. Attackers are in it, too."""
+    if not plan.detection.reports:
+        return frozenset()
+    share = getattr(plan.detection, "panel", 1.0)
+    if share == 1:
+        return frozenset(range(clients))
+    order = torch.randperm(clients, generator=torch.Generator().manual_seed(plan.seed_for("panel")))
+    return frozenset(order[: max(1, round(share * clients))].tolist())
+
+
+def private_clients(plan: Plan, clients: int) -> frozenset[int]:
+    """The clients that train a P_i: those whose gain counts, and those that report."""
+    if not plan.alone.private:
+        return frozenset()
+    return counted_clients(plan, range(clients)) | reporting_clients(plan, clients)
+
+
+def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
+    """Whose local scores and gains count."""
+    left_out = attackers_of(plan, len(clients)) if plan.scoring.attackers == "left out" else frozenset()
+    return frozenset(clients) - left_out

@@ -1,7 +1,5 @@
 """What a federation learns: the clients' data, a model, a loss and a metric. From a plan, or the user's own.
 
-The plan's seed also decides which clients attack, and with that whose scores count.
-
 The metrics by name are accuracy and macro F1; a user's own function gives one number a sample. A metric travels as a
 tally: sums over samples that add up over clients.
 
@@ -26,13 +24,11 @@ from torch.nn.functional import cross_entropy
 from lindt.data.examples import Rows, add_samples, as_examples, pool, split, stratified
 from lindt.data.partition import Roles
 from lindt.data.sources import SOURCES, Pools
-from lindt.environment.participation import choose_attackers
 from lindt.errors import PlanError, UserError, require_type
-from lindt.plan.plan import Plan
-from lindt.protocols import Buffers, Examples, Loss, Metric, Paired
+from lindt.plan.plan import Plan, reporting_clients
+from lindt.protocols import Examples, Loss, Metric, Paired
 from lindt.registry import Named, component, kinds, register
-from lindt.seeds import with_threads
-from lindt.weights import float_buffers, last_layer, read_buffers, read_w
+from lindt.weights import InitialWeights
 
 OWN_METRIC: Final = "give metric=, a function of outputs and targets with one number a sample, higher is better"
 
@@ -135,17 +131,6 @@ METRICS: Mapping[str, Metric] = Named(lambda: kinds(Metric), lambda kind: compon
 
 @final
 @dataclass(frozen=True)
-class InitialWeights:
-    """What the server knows of a model: w^0, its last layer, its buffers, and their names. Legend: P parameters."""
-
-    w_P: torch.Tensor
-    buffers: Buffers
-    last_layer: slice  # of w
-    float_buffers: tuple[tuple[str, int], ...] = ()  # the name and size of each
-
-
-@final
-@dataclass(frozen=True)
 class Problem:
     """`clients` is a (train, test) pair a client: tensors, arrays or map-style datasets.
 
@@ -194,29 +179,6 @@ def _pair(index: int, client: object) -> tuple[Examples, Examples]:
     return as_examples(client[0]), as_examples(client[1])
 
 
-def first_model(problem: Problem, plan: Plan) -> nn.Module:
-    """A new module with w^0: the same for every method, drawn from the plan's seed.
-
-    It calls the user's function, which may take long: for each place that trains. Whoever needs w^0 or its size asks
-    `initial_weights`.
-    """
-    with torch.random.fork_rng(devices=[]), with_threads(plan.threads):
-        torch.manual_seed(plan.seed_for("model"))
-        return problem.model()
-
-
-def initial_weights(problem: Problem, plan: Plan, model: nn.Module | None = None) -> InitialWeights:
-    """w^0 and its buffers, read once from `model`, an untrained `first_model`, or from one that is built here."""
-    key = plan.seed_for("model"), plan.threads
-    if key not in problem._initial:
-        model = first_model(problem, plan) if model is None else model
-        problem._initial.clear()  # one is kept, for the plan at hand
-        problem._initial[key] = InitialWeights(
-            read_w(model), read_buffers(model), last_layer(model), float_buffers(model)
-        )
-    return problem._initial[key]
-
-
 def problem_for(plan: Plan) -> Problem:
     """The plan's own data and model."""
     pools = SOURCES[plan.data.source](plan.data.test_share, plan.seed, plan.data.text)
@@ -243,34 +205,12 @@ def allocate(plan: Plan, pools: Pools) -> list[tuple[torch.Tensor, torch.Tensor]
     return [(torch.as_tensor(share.train), torch.as_tensor(share.test)) for share in shares]
 
 
-def attackers_of(plan: Plan, clients: int) -> frozenset[int]:
-    return choose_attackers(plan.environment.threat.share, clients, plan.seed_for("attackers"))
-
-
 def validation_samples(samples: int) -> int:
     """|V_i| of a client with so many training samples: three tenths of them up to 30, a tenth where that is more.
 
     None below 5: such a client reports nothing.
     """
     return 0 if samples < 5 else max(math.ceil(0.1 * samples), min(math.ceil(0.3 * samples), 30))
-
-
-def reporting_clients(plan: Plan, clients: int) -> frozenset[int]:
-    """The clients that hold out a V_i and train a P_i to report gains: the panel. Attackers are in it, too."""
-    if not plan.detection.reports:
-        return frozenset()
-    share = getattr(plan.detection, "panel", 1.0)
-    if share == 1:
-        return frozenset(range(clients))
-    order = torch.randperm(clients, generator=torch.Generator().manual_seed(plan.seed_for("panel")))
-    return frozenset(order[: max(1, round(share * clients))].tolist())
-
-
-def private_clients(plan: Plan, clients: int) -> frozenset[int]:
-    """The clients that train a P_i: those whose gain counts, and those that report."""
-    if not plan.alone.private:
-        return frozenset()
-    return counted_clients(plan, range(clients)) | reporting_clients(plan, clients)
 
 
 def split_validation(plan: Plan, problem: Problem, client: int) -> tuple[Examples, Examples | None]:
@@ -292,12 +232,6 @@ def backdoor_of(plan: Plan, problem: Problem) -> Examples | None:
         return threat.pool(pool([split_validation(plan, problem, i)[0] for i in range(len(problem.data))]))
     except PlanError as error:
         raise error.within("environment.threat") from None
-
-
-def counted_clients(plan: Plan, clients: Sequence[int]) -> frozenset[int]:
-    """Whose local scores and gains count."""
-    left_out = attackers_of(plan, len(clients)) if plan.scoring.attackers == "left out" else frozenset()
-    return frozenset(clients) - left_out
 
 
 def import_task(name: str) -> Callable[[], object]:

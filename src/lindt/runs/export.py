@@ -23,8 +23,8 @@ from lindt.client.private_store import FolderStore
 from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
-from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, attackers_of, first_model, import_task, load_task, problem_for
+from lindt.plan.plan import Plan, attackers_of
+from lindt.plan.problem import Problem, import_task, load_task, problem_for
 from lindt.protocols import Predictor, Task
 from lindt.runs.files import write_whole
 from lindt.runs.schema import ROUND, fits
@@ -32,6 +32,7 @@ from lindt.runs.store import Origin, Store, require_fitting
 from lindt.runs.summary import software_versions
 from lindt.server.checks import keeps_private, probe
 from lindt.server.federation import RunState, begin
+from lindt.weights import first_model
 
 
 class _Predicting(nn.Module):

@@ -21,15 +21,8 @@ from lindt.engines.processes.engine import Processes
 from lindt.environment.threats import omniscient
 from lindt.errors import PlanError, UserError
 from lindt.plan.file import to_dict
-from lindt.plan.plan import Plan
-from lindt.plan.problem import (
-    Problem,
-    import_task,
-    initial_weights,
-    load_task,
-    private_clients,
-    problem_for,
-)
+from lindt.plan.plan import Plan, private_clients
+from lindt.plan.problem import Problem, import_task, load_task, problem_for
 from lindt.protocols import Engine, Reply
 from lindt.registry import kind_of
 from lindt.runs.schema import CHECKS, record
@@ -40,6 +33,7 @@ from lindt.server.federation import RoundResult, begin, play_rounds, train_priva
 from lindt.server.preflight import NOT_MADE
 from lindt.server.preflight import preflight as look_before
 from lindt.server.scores import require_updates
+from lindt.weights import initial_weights
 
 
 @final

@@ -11,14 +11,15 @@ from lindt.environment.budget import budget
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.plan.file import to_dict
-from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, attackers_of, fingerprint, initial_weights
+from lindt.plan.plan import Plan, attackers_of
+from lindt.plan.problem import Problem, fingerprint
 from lindt.protocols import BoundedSensitivity, Examples
 from lindt.runs.schema import DIVERGENCE, NOT_NAMED, NUMBER, REPORT, REPORTED, ROUND, SCORES, SOMETIMES, kind, record
 from lindt.server.detection.divergence import is_negative
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
 from lindt.server.scores import client_weights, excluded_clients, without_clients
+from lindt.weights import initial_weights
 
 
 def round_line(result: RoundResult) -> dict[str, Any]:

@@ -8,23 +8,14 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from lindt.client.private_models import FEW, held_out_samples, name_of, training_step
+from lindt.client.private_models import held_out_samples
+from lindt.client.training import FEW, name_of, training_step
 from lindt.errors import PlanError, UserError, one_line
-from lindt.plan.plan import Method, Plan
-from lindt.plan.problem import (
-    OWN_METRIC,
-    Accuracy,
-    MacroF1,
-    MeanOf,
-    Problem,
-    backdoor_of,
-    counted_clients,
-    first_model,
-    initial_weights,
-)
+from lindt.plan.plan import Method, Plan, counted_clients
+from lindt.plan.problem import OWN_METRIC, Accuracy, MacroF1, MeanOf, Problem, backdoor_of
 from lindt.protocols import ChecksModel, Context, Examples, Metric
 from lindt.seeds import seeded
-from lindt.weights import read_w
+from lindt.weights import first_model, initial_weights, read_w
 
 
 def keeps_private(plan: Plan, problem: Problem) -> bool:

@@ -18,16 +18,8 @@ from torch import Tensor, nn
 
 from lindt.environment.threats import Threat, omniscient
 from lindt.errors import PlanError, UserError, require_type
-from lindt.plan.plan import Plan
-from lindt.plan.problem import (
-    Problem,
-    attackers_of,
-    counted_clients,
-    initial_weights,
-    private_clients,
-    problem_for,
-    reporting_clients,
-)
+from lindt.plan.plan import Plan, attackers_of, counted_clients, private_clients, reporting_clients
+from lindt.plan.problem import Problem, problem_for
 from lindt.protocols import (
     Buffers,
     DetectionState,
@@ -49,6 +41,7 @@ from lindt.server.detection.divergence import measure
 from lindt.server.recovery import Always, Never, OnDetection
 from lindt.server.scores import Scores, summarise
 from lindt.server.updates import Refusal, asked_reports, collect_scores, collect_updates
+from lindt.weights import initial_weights
 
 if TYPE_CHECKING:
     from lindt.engines.inprocess import InProcess

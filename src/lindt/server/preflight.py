@@ -28,10 +28,10 @@ from lindt.client.training import global_step
 from lindt.data.examples import Listed, sample_hashes
 from lindt.errors import UserError, one_line
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model, initial_weights
+from lindt.plan.problem import Problem
 from lindt.protocols import Context, Examples, Loss, Metric
 from lindt.seeds import isolated_random_state, with_threads
-from lindt.weights import read_w
+from lindt.weights import first_model, initial_weights, read_w
 
 ROWS: Final = 60_000  # samples that are hashed, of all clients together
 BYTES: Final = 2**30  # of theirs

@@ -37,9 +37,10 @@ from torch import Tensor, nn
 from lindt.client.training import forward_all
 from lindt.data.examples import subset
 from lindt.errors import in_short, one_line
-from lindt.plan.plan import Plan
-from lindt.plan.problem import Accuracy, MacroF1, MeanOf, Problem, counted_clients, first_model
+from lindt.plan.plan import Plan, counted_clients
+from lindt.plan.problem import Accuracy, MacroF1, MeanOf, Problem
 from lindt.protocols import PAIRS, Buffers, ClientTally, GainReport, Metric, Paired, Reply, Task
+from lindt.weights import first_model
 
 LONGEST: Final = 1e18  # of an update: the squared distance of two such is still a float32
 MOST_SAMPLES: Final = 2**40

@@ -27,8 +27,8 @@ from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor
 from lindt.errors import UserError
 from lindt.plan.models import Cnn, Model, SmallCnn
-from lindt.plan.plan import METHODS, Alone, Data, Plan, Scoring, Training
-from lindt.plan.problem import Problem, attackers_of, problem_for
+from lindt.plan.plan import METHODS, Alone, Data, Plan, Scoring, Training, attackers_of
+from lindt.plan.problem import Problem, problem_for
 from lindt.protocols import Engine, Reply, Task
 from lindt.server.federation import begin, play_round
 from lindt_experiments.plans.keys import content_key

@@ -18,10 +18,10 @@ from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
 from lindt.errors import PlanError
 from lindt.plan.plan import Alone, Method, Plan, Scoring, Training
-from lindt.plan.problem import Problem, first_model
+from lindt.plan.problem import Problem
 from lindt.protocols import Buffers, Reply, Task
 from lindt.server.federation import RoundResult, RunState, federate
-from lindt.weights import write
+from lindt.weights import first_model, write
 
 CLIENTS, SIGMA = 3, 0.003
 

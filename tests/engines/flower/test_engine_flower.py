@@ -247,7 +247,7 @@ def test_a_bad_answer_is_refused_by_name_and_the_run_goes_on(
 
 
 def asked_in(plan: Plan) -> list[list[int]]:
-    from lindt.plan.problem import attackers_of
+    from lindt.plan.plan import attackers_of
 
     sampled = plan.environment.participation
     return [

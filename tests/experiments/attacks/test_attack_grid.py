@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from lindt.cli.main import app
 from lindt.environment.threats import Threat
 from lindt.errors import UserError
-from lindt.plan.problem import attackers_of, problem_for
+from lindt.plan.plan import attackers_of
+from lindt.plan.problem import problem_for
 from lindt.protocols import Aggregator
 from lindt.registry import kind_of, kinds
 from lindt.server.checks import check

@@ -27,10 +27,10 @@ from lindt.engines.flower.nodes import NodeRegistry, ReplyPoller
 from lindt.engines.flower.wire import EngineSession, pack_tasks, unpack_replies
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, first_model
+from lindt.plan.problem import Problem
 from lindt.protocols import Reply, Task
 from lindt.server.updates import ScoreFormat, failed
-from lindt.weights import read_w
+from lindt.weights import first_model, read_w
 
 # The handler of each kind of task on a node.
 TYPES: Final = {"train": "train", "evaluate": "evaluate", "private": "train.alone"}

@@ -23,11 +23,12 @@ from lindt.engines.inprocess import CLOSED, check_tasks
 from lindt.engines.processes.worker import Line, SharedWeights, problem_hashes, shared_file, task_line
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
-from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, attackers_of, first_model, initial_weights
+from lindt.plan.plan import Plan, attackers_of
+from lindt.plan.problem import Problem
 from lindt.protocols import Reply, Task
 from lindt.resources import keep_memory
 from lindt.server.updates import ScoreFormat, unpack_reply
+from lindt.weights import first_model, initial_weights
 
 TRIES = 3  # of a task whose worker dies
 

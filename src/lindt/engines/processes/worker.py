@@ -35,9 +35,10 @@ from lindt.engines.inprocess import InProcess
 from lindt.errors import UserError, mendable
 from lindt.plan.file import from_dict
 from lindt.plan.plan import Plan
-from lindt.plan.problem import MeanOf, Problem, fingerprint, first_model, import_task, load_task, problem_for
+from lindt.plan.problem import MeanOf, Problem, fingerprint, import_task, load_task, problem_for
 from lindt.protocols import Buffers, Task
 from lindt.server.updates import pack_reply
+from lindt.weights import first_model
 
 
 def serve(socket_number: int, shared_number: int) -> None:
