@@ -420,3 +420,11 @@ def test_an_override_reaches_into_a_table_that_the_file_leaves_out(tmp_path: Pat
     (tmp_path / "plan.toml").write_text('name = "mine"\n')
     plan = resolve(str(tmp_path / "plan.toml"), ["data.allocation.per_client=3", "scoring.every=3"])
     assert (plan.data.allocation, plan.data.source, plan.scoring.every) == (Classes(3), "digits", 3)
+
+
+def test_overrides_of_one_table_are_judged_together() -> None:
+    """A picture of 8 pixels is too small for a kernel of 5, which the next override makes smaller."""
+    plan = resolve("cifar-nfl", ["model.side=8", "model.kernel=2"])
+    assert (plan.model.side, plan.model.kernel) == (8, 2)  # type: ignore[attr-defined]
+    with pytest.raises(PlanError, match=r"model\.side"):
+        resolve("cifar-nfl", ["model.side=8"])

@@ -139,18 +139,21 @@ def resolve(
         from lindt.plan.problem import import_task
 
         import_task(task)
-    table = table_of(plan or ("own-task" if task else DEFAULT))
+    table, reached = table_of(plan or ("own-task" if task else DEFAULT)), set()
     for assignment in overrides:
-        table = override(_with_defaults(table, assignment), assignment)
+        name, dot, _ = assignment.partition("=")[0].strip().partition(".")
+        if dot and name not in reached:
+            table = _with_defaults(table, name)
+        reached.add(name)
+        table = override(table, assignment)
     return from_dict(table | {name: value for name, value in flags.items() if value is not None})
 
 
-def _with_defaults(table: Mapping[str, Any], assignment: str) -> Mapping[str, Any]:
-    """The tables, written out as far as the assignment reaches into a field of the plan: kinds and defaults in it."""
-    name, dot, _ = assignment.partition("=")[0].strip().partition(".")
+def _with_defaults(table: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The tables with one field of the plan written out: every component's kind, and what the file leaves out."""
     cls, hints = _plan_fields()
-    if not dot or name not in hints:
-        return table
+    if name not in hints:
+        return dict(table)
     given = _with_method(table)
     value = build(hints[name], given[name], name) if name in given else getattr(cls(), name)
     return {**table, name: to_dict(value)}
