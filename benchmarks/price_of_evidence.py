@@ -7,7 +7,7 @@ Each federation is played four times with the same seed:
 
     nothing held out    FedAvg, detection = delta: what clients would have without lindt
     held out            FedAvg, detection = gain: the price of the validation parts
-    warning, verdict    dual models, recovery on_evidence, started by the early warning or by the verdict
+    warning, verdict    guarded prediction, recovery on_evidence, started by the early warning or by the verdict
 
 The score is the mean accuracy over honest clients of what each predicts with, on its test data, over the last ten
 scored rounds. Healthy and negative federations, by the sign of beta with `held out`, are summed up apart.
@@ -39,9 +39,9 @@ class Scores:
 
 def variants(plan: Plan) -> dict[str, Plan]:
     """The plan of a configuration records FedAvg with detection = gain."""
-    dual = component(Adaptation, "dual")
+    guarded = component(Adaptation, "guarded")
     follow = {
-        start: Method(dual, recovery=component(Recovery, "on_evidence", start=start))
+        start: Method(guarded, recovery=component(Recovery, "on_evidence", start=start))
         for start in ("warning", "verdict")
     }
     return {
