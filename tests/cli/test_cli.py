@@ -317,6 +317,8 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on_to_the_same_bytes(
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "--resume goes on" in said
+    assert json.loads(lindt("runs", ".", "--json").stdout.splitlines()[0])["state"] == "stopped"
+    assert json.loads((Path("cut") / "run.json").read_text())["stopped"] is True
     assert 3 <= lines.read_bytes().count(b"\n") < 12
     assert "a-name-of-its-own: resumed after round" in lindt("run", "--out", "cut", "--resume").stdout
     lindt("run", "--out", "straight", *plan)
@@ -352,3 +354,37 @@ def test_the_flags_are_frozen() -> None:
         "run", "compare", "demo", "runs", "show", "report", "table", "watch", "figure", "reproduce",
         "methods", "export", "data",
     }  # fmt: skip
+
+
+def test_the_version_is_the_packages(lindt: Call) -> None:
+    from lindt import __version__
+
+    assert lindt("--version").stdout == f"lindt {__version__}\n"
+
+
+def test_a_new_run_goes_into_an_empty_folder_only(lindt: Call, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "diary.txt").write_text("mine")
+    for more in ([], ["--resume", "--rounds", "1"]):
+        said = lindt("run", "--out", "notes", *SMALL, *more, code=2).stderr
+        assert "--out notes: it is neither empty nor a run (it holds diary.txt); name another folder" in said
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
+
+
+def test_resume_without_a_run_and_without_a_plan_is_refused(lindt: Call, tmp_path: Path) -> None:
+    said = lindt("run", "--out", "nothing", "--resume", code=2).stderr
+    assert "--resume: nothing holds no run; name the folder of one, or a plan to begin it with" in said
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_runs_are_deleted_by_name_and_nothing_else_is(lindt: Call, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        lindt("run", "--rounds", "1", "--out", f"runs/{name}", *SMALL)
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "runs" / "two")
+    (tmp_path / "other").mkdir()
+    for wrong in ("other", "runs/link", "runs/none"):
+        assert "error: " in lindt("runs", "rm", "runs/one", wrong, code=2).stderr
+    assert {row["run"] for row in map(json.loads, lindt("runs", "--json").stdout.splitlines())} == {"one", "two"}
+    assert "runs/one: deleted" in lindt("runs", "rm", "runs/one").stdout
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["link", "two"]
+    assert "name the folders" in lindt("runs", "rm", code=2).stderr

@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ from lindt.report.reading import read_run
 from lindt.report.tables import write_table
 from lindt.report.terminal import ASCII, chart, run_rows, runs_table, show
 from lindt.report.verdict import verdict
+from lindt.runs.files import locked_folder
 
 
 def terminal(width: int = 80) -> Console:
@@ -69,16 +72,35 @@ def test_show_says_the_verdict_and_draws(tmp_path: Path) -> None:
     assert "plan.toml --out runs/again" in said
 
 
-def test_runs_are_listed_with_state_method_delta_and_gain(tmp_path: Path) -> None:
+def test_runs_are_listed_with_state_day_method_and_gain(tmp_path: Path) -> None:
     write_run(tmp_path / "good", mended())
     write_run(tmp_path / "dead", [line(1)], ended=False)
+    _last_written(tmp_path / "dead", datetime(2001, 2, 3, 12))
     (write_run(tmp_path / "odd", [line(1)], ended=False) / "run.json").write_text("{}")
     console = terminal(160)
     console.print(runs_table(list(run_rows(tmp_path))))
     rows = [row.split() for row in text_of(console).splitlines()]
-    assert ["good", "ended", "LINDT", "on", "detection", "10/10", "0.050", "+10.7", "0/3", "flagged", "3"] in rows
-    assert ["dead", "crashed", "LINDT", "on", "detection", "1/10", "0.200", "-", "-", "not", "flagged"] in rows
+    now = f"{datetime.fromtimestamp((tmp_path / 'good' / 'summary.json').stat().st_mtime):%H:%M}"
+    assert ["good", "ended", now, "LINDT", "on", "detection", "10/10", "+10.7", "0/3", "flagged", "3"] in rows
+    assert ["dead", "crashed", "2001-02-03", "LINDT", "on", "detection", "1/10", "-", "-", "not", "flagged"] in rows
     assert any(row[:2] == ["odd", "unreadable"] for row in rows)
+
+
+def _last_written(folder: Path, then: datetime) -> None:
+    for path in folder.iterdir():
+        os.utime(path, (then.timestamp(), then.timestamp()))
+
+
+def test_running_runs_are_listed_first_then_the_latest(tmp_path: Path) -> None:
+    for day, name in enumerate(("c", "a", "b", "d"), 1):
+        _last_written(write_run(tmp_path / name, mended(), ended=name != "c"), datetime(2001, 2, day))
+    (tmp_path / "c" / "run.json").write_text(json.dumps(about() | {"stopped": True}))
+    with locked_folder(tmp_path / "a", wait=0, busy="busy"):
+        (tmp_path / "a" / "summary.json").unlink()
+        _last_written(tmp_path / "a", datetime(2000, 1, 1))
+        rows = run_rows(tmp_path)
+    states = [(row["run"], row["state"]) for row in rows]
+    assert states == [("a", "running"), ("d", "ended"), ("b", "ended"), ("c", "stopped")]
 
 
 def test_a_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
@@ -178,14 +200,15 @@ def test_show_draws_the_gain_on_validation_data(tmp_path: Path) -> None:
 def test_a_list_of_runs_has_the_verdict_of_each(tmp_path: Path) -> None:
     write_run(tmp_path / "bad", hurts(), the_plan=gain_plan())
     write_run(tmp_path / "odd", undecided(), the_plan=gain_plan())
-    rows = list(run_rows(tmp_path))
+    rows = sorted(run_rows(tmp_path), key=itemgetter("run"))
     assert (rows[0]["alpha"], rows[0]["detection"]["verdict"]) == (0.05, hurts()[-1]["detection"]["verdict"])
     assert (rows[0]["median_gain"], rows[0]["clearly_better"], rows[0]["left_out_clients"]) == (-0.2, 0, [])
     console = terminal(160)
     console.print(runs_table(rows))
     lines = [line.split() for line in text_of(console).splitlines()]
-    assert ["bad", "ended", "LINDT", "on", "evidence", "10/10", "0.200", "-15.0", "2/3", "hurts", "4"] in lines
-    assert ["odd", "ended", "LINDT", "on", "evidence", "10/10", "0.200", "+0.3", "0/3", "undecided"] in lines
+    cells = [line[:2] + line[3:] for line in lines]  # without the time
+    assert ["bad", "ended", "LINDT", "on", "evidence", "10/10", "-15.0", "2/3", "hurts", "4"] in cells
+    assert ["odd", "ended", "LINDT", "on", "evidence", "10/10", "+0.3", "0/3", "undecided"] in cells
 
 
 def test_parquet_says_what_csv_says(tmp_path: Path) -> None:

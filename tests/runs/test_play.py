@@ -13,7 +13,7 @@ from lindt.errors import UserError
 from lindt.plan.plan import Alone, Plan, attackers_of
 from lindt.plan.problem import load_task, problem_for, split_validation
 from lindt.protocols import Reply
-from lindt.report.reading import is_locked
+from lindt.report.reading import is_locked, read_run
 from lindt.runs.play import PrivateModelTrained, RoundPlayed, RunEnded, RunStarted, private_cost, run_plan
 from lindt.runs.store import Store
 from lindt.server.detection.gain import Gain
@@ -246,3 +246,17 @@ def test_a_run_says_what_private_models_took(tmp_path: Path) -> None:
         # All three epochs choose, on nine tenths; the chosen ones, 1 to 3, are trained again. 2 visits a client.
         choosing = 3 * (len(train) - max(1, round(0.1 * len(train))))
         assert round(cost * 2 * len(train) - choosing, 6) in {float(len(train) * chosen) for chosen in (1, 2, 3)}
+
+
+def test_a_run_that_is_left_is_stopped_and_the_mark_goes_when_it_is_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    events = run_plan(tiny(rounds=3), folder, engine="inprocess")
+    assert next(event for event in events if isinstance(event, RoundPlayed)).result.round == 1
+    assert (read_run(folder).state, "stopped" in json.loads((folder / "run.json").read_text())) == ("running", False)
+    events.close()  # type: ignore[attr-defined]
+    assert read_run(folder).state == "stopped"
+    resumed = run_plan(None, folder, engine="inprocess", resume=True)
+    next(resumed)
+    assert "stopped" not in json.loads((folder / "run.json").read_text())
+    assert isinstance(list(resumed)[-1], RunEnded)
+    assert read_run(folder).state == "ended"

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from typing import Annotated
 
 import typer
 
+from lindt import __version__
 from lindt.cli import data, figure, methods, reproduce, run, show, watch
 from lindt.errors import UserError, mendable
 
@@ -20,6 +22,23 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Notices federated learning that hurts the people who join it, while it runs, and mends it.",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"lindt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
+
+
 for command in (
     run.run,
     run.compare,

@@ -96,7 +96,11 @@ def run(
     context = CommandContext(
         Console(), as_json, resume, engine, device, task, flower, tuple(track), preflight=not no_preflight
     )
-    if out and resume and not named and _holds_run(out):
+    if out and resume and not named and not _holds_run(out):
+        raise UserError(f"--resume: {out} holds no run; name the folder of one, or a plan to begin it with")
+    if out and not _holds_run(out):
+        _require_free(out)
+    if out and resume and not named:
         play(context, [(_name_in(out), None, out)])  # by its own plan, which the store parses
         return
     resolved = resolve(plan, sets, task=task, seed=seed, rounds=rounds)
@@ -107,6 +111,12 @@ def run(
 
 def _holds_run(folder: Path) -> bool:
     return (folder / "plan.toml").exists()
+
+
+def _require_free(folder: Path) -> None:
+    """A new run goes into a folder of its own: beside other files, nobody could tell which are the run's."""
+    if folder.is_dir() and (other := next((entry for entry in folder.iterdir()), None)) is not None:
+        raise UserError(f"--out {folder}: it is neither empty nor a run (it holds {other.name}); name another folder")
 
 
 def _name_in(folder: Path) -> str:

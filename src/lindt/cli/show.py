@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,21 +12,33 @@ import typer
 from rich.console import Console
 
 from lindt.cli.options import Json, RunFolder, console_for
+from lindt.errors import UserError
 
 if TYPE_CHECKING:
     from lindt.report.reading import Run
 
 
 def runs(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="A folder of runs.")] = Path("runs"),
+    words: Annotated[
+        list[Path] | None, typer.Argument(metavar="[DIR | rm RUN...]", help="A folder of runs; by default runs.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs: state (running, ended, crashed), method, Delta, gain, who is worse off.
+    """List runs: running ones first, then by time, with method, gain, who is worse off, and the verdict.
 
-    A run that was stopped by hand looks like one that crashed: both go on with `lindt run --out RUN --resume`.
+    A run is running, ended, stopped (by hand) or crashed; the last two go on with `lindt run --out RUN --resume`.
+
+    `lindt runs rm RUN...` deletes runs, each named by its folder, with their checkpoints and clients' models.
     """
     from lindt.report.terminal import run_rows, runs_table
 
+    words = words or [Path("runs")]
+    if words[0] == Path("rm") and not Path("rm").is_dir():
+        _remove(words[1:])
+        return
+    if len(words) > 1:
+        raise UserError(f"lindt runs: {len(words)} folders given; name one, or `rm` and the runs to delete")
+    folder = words[0]
     console, rows = console_for(as_json), list(run_rows(folder))
     if as_json:
         for row in rows:
@@ -34,6 +47,21 @@ def runs(
         console.print(runs_table(rows))
     else:
         console.print(f"no runs in {folder} yet; `lindt run` makes one", highlight=False, markup=False, soft_wrap=True)
+
+
+def _remove(folders: Sequence[Path]) -> None:
+    """Delete runs: all of them are looked at first, so that a mistake deletes nothing."""
+    from lindt.report.reading import read_run
+
+    if not folders:
+        raise UserError("lindt runs rm: name the folders of the runs to delete")
+    for folder in folders:
+        if folder.is_symlink() or read_run(folder).state == "running":
+            wrong = "it is a link" if folder.is_symlink() else "it is running; stop it first"
+            raise UserError(f"lindt runs rm {folder}: {wrong}; nothing was deleted")
+    for folder in folders:
+        shutil.rmtree(folder)
+        _say([f"{folder}: deleted"])
 
 
 def show(folder: RunFolder, as_json: Json = False) -> None:

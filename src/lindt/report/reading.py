@@ -22,7 +22,7 @@ from lindt.runs.files import BrokenError, is_held, open_file, unseal_table
 from lindt.runs.schema import ABOUT, NODES, NODES_FILE, ROUND, STATISTICS, SUMMARY, TIMING, fits, parsed
 from lindt.server.scores import client_weights, excluded_clients, without_clients
 
-State = Literal["running", "ended", "crashed"]
+State = Literal["running", "ended", "stopped", "crashed"]
 DEEPEST = 4  # folders of runs inside folders of runs: runs/compared/lindt is two
 MOST_FOLDERS = 20_000  # looked into when runs are searched for
 
@@ -99,6 +99,8 @@ class Reader:
         self.rounds.read()
         self.timing.read()
         state: State = "ended" if ending is not None else "running" if held else "crashed"
+        if state == "crashed" and about.get("stopped"):
+            state = "stopped"
         said += self._passed_over(state)
         said += refused_claims(self.folder)
         return Run(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, final
 
@@ -49,6 +51,7 @@ def run_row(run: Run, shown: str) -> dict[str, Any]:
         "run": shown,
         "name": run.name,
         "state": run.state,
+        "changed": last_change(run.folder),
         "method": method_words(run.plan),
         "seed": whole_at(run.plan, "seed"),
         "round": last["round"] if last else 0,
@@ -74,22 +77,34 @@ def _checks(run: Run) -> dict[str, Any] | None:
     return None if found is None else {name: found.get(name) for name in CHECKS}
 
 
-def run_rows(root: Path) -> Iterator[dict[str, Any]]:
-    """Every run below a folder; one that cannot be read is told, not left out."""
+def run_rows(root: Path) -> list[dict[str, Any]]:
+    """Every run below a folder, running ones first, then the latest; one that cannot be read is told, not left out."""
+    rows: list[dict[str, Any]] = []
     for folder in find_runs(root, whole=True):
         shown = str(folder.relative_to(root)) if folder != root else folder.resolve().name
         try:
-            yield run_row(read_run(folder), shown)
+            rows.append(run_row(read_run(folder), shown))
         except UserError as error:
-            yield {"run": shown, "state": "unreadable", "verdict": str(error)}
+            rows.append({"run": shown, "state": "unreadable", "changed": last_change(folder), "verdict": str(error)})
+    return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"], row["run"]))
+
+
+def last_change(folder: Path) -> float:
+    """When something was last written of a run's results, in seconds since 1970; 0 where there is nothing to see."""
+    times = [0.0]
+    for name in ("rounds.jsonl", "summary.json", "plan.toml"):
+        with suppress(OSError):
+            times.append((folder / name).lstat().st_mtime)
+    return max(times)
 
 
 def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
     table.add_column("run", overflow="fold", min_width=14)
     table.add_column("state", no_wrap=True)
+    table.add_column("changed", no_wrap=True)
     table.add_column("method", overflow="fold")
-    for name in ("round", "Delta", "beta", "worse", "verdict"):
+    for name in ("round", "beta", "worse", "verdict"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(plain(cell)) for cell in _cells(row)))
@@ -104,19 +119,25 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if row["state"] == "unreadable":
-        return [row["run"], "unreadable", row["verdict"], *[""] * 5]
+        return [row["run"], "unreadable", _when(row["changed"]), row["verdict"], *[""] * 4]
     of = f"/{row['rounds']}" if row["rounds"] else ""
     worse = "-" if row["clearly_harmed"] is None else f"{row['clearly_harmed']}/{row['counted_clients']}"
     return [
         row["run"],
         row["state"],
+        _when(row["changed"]),
         row["method"],
         f"{row['round']}{of}",
-        "-" if row["delta"] is None else f"{row['delta']:.3f}",
         points(row["beta"], row["metric_in_percent"], sign=True),
         worse,
         _verdict_cell(row),
     ]
+
+
+def _when(changed: float) -> str:
+    """The day, and of today the time."""
+    then = datetime.fromtimestamp(changed)
+    return f"{then:%H:%M}" if then.date() == datetime.now().date() else f"{then:%Y-%m-%d}"
 
 
 def _verdict_cell(row: dict[str, Any]) -> str:

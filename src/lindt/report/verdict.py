@@ -402,6 +402,7 @@ def _whereabouts(run: Run) -> str:
     return {
         "ended": "",
         "running": f" (running, round {at}{of})",
+        "stopped": f" (stopped before its end, after round {at}{of})",
         "crashed": f" (stopped before its end, after round {at}{of})",
     }[run.state]
 

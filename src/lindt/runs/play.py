@@ -9,6 +9,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,7 +142,7 @@ def run_plan(
         yield opened
         return
     store, plan, problem = opened.store, opened.plan, opened.problem
-    with store.locked():
+    with store.locked(), _marking_a_stop(store):
         if secret:
             # Before anything is played: the privacy budget counts what a start that crashed may have released.
             store.about = {**store.about, "attempts": (store.about.get("attempts") or 0) + 1}
@@ -161,6 +162,9 @@ def run_plan(
                 require_fitting(folder, saved, state)
             state = saved or state
             engine_.forget_after(state.round)
+            if store.about.get("stopped"):  # it goes on now
+                store.about = {name: value for name, value in store.about.items() if name != "stopped"}
+                write_about(store.folder, store.about)
             yield RunStarted(store, plan, len(problem.data), state.round)
             private = len(private_clients(plan, len(problem.data)))
             for reply in train_privately(plan, problem, engine_, state):
@@ -179,6 +183,17 @@ def run_plan(
         store.finish(summary)
     require_updates(store.rounds())
     yield RunEnded(store, summary)
+
+
+@contextmanager
+def _marking_a_stop(store: Store) -> Iterator[None]:
+    """Keep in run.json that somebody stopped the run, by Ctrl-C or by leaving the loop over its events."""
+    try:
+        yield
+    except (KeyboardInterrupt, GeneratorExit):
+        if not store.ended:
+            write_about(store.folder, {**store.about, "stopped": True})
+        raise
 
 
 def private_cost(plan: Plan, clients: int, reply: Reply) -> float | None:

@@ -139,6 +139,7 @@ ABOUT = {
     "checks": Nullable(CHECKS),
     "noise": Nullable(TEXT),  # where noise comes from: plan or system; missing in earlier runs, whose noise was torch's
     "attempts": Nullable(WHOLE),  # on a deployment: how often the server was started
+    "stopped": Nullable(FLAG),  # whether somebody stopped the run before its end; resuming it takes the mark away
     "withheld": Nullable(FLAG),  # whether the folder leaves out who took part and what is measured without noise
 }
 SUMMARY: dict[str, Any] = {

@@ -121,7 +121,7 @@ SLOW: Final[dict[str, dict[str, int]]] = {
         "classes-5": 1,
         "classes-2": 1,
     },
-    "shake": {"normal": 3, "nfl": 3, "attack-0.33": 3, "sigma-0.01": 3, "balanced": 1},
+    "shake": {"normal": 3, "nfl": 3, "attack-0.33": 3, "sigma-0.01": 3},
 }
 
 

@@ -35,10 +35,14 @@ const MEASURES: Measure[] = [
   { name: "attack success", label: () => "success on what clients use (%)", pick: (line) => line.scores?.attack_local, format: (value) => score(value, true), tick: (value) => tick(value, true) },
 ];
 
-/** Runs that differ in their seed alone are one row and one curve. */
+/** Runs that differ in their seed alone are one row and one curve. A seed that was played twice is a row of its own. */
 export function groups(runs: Run[]): Group[] {
   const found = new Map<string, Run[]>();
-  for (const run of runs) found.set(run.group, [...(found.get(run.group) ?? []), run]);
+  for (const run of runs) {
+    let name = run.group;
+    while (found.get(name)?.some((other) => other.seed === run.seed)) name += " again";
+    found.set(name, [...(found.get(name) ?? []), run]);
+  }
   const made = [...found.values()].map((mine) => ({ runs: mine, method: mine[0]?.method ?? "", label: mine[0]?.id ?? "" }));
   for (const group of made) {
     const alike = made.filter((other) => other.method === group.method).length;

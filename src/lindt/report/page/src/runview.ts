@@ -17,7 +17,7 @@ export interface View {
 }
 
 const VIEW = "run";
-const STATES = { running: "running", ended: "ended", crashed: "stopped before its end" };
+const STATES = { running: "running", ended: "ended", stopped: "stopped before its end", crashed: "stopped before its end" };
 
 export function runView(): View {
   forget(VIEW);
@@ -191,7 +191,7 @@ function verdictParts(run: Run): HTMLElement[] {
     ...(said.length > 1 ? [el("ul", { class: "clauses" }, ...said.slice(1).map((text) => el("li", {}, text)))] : []),
     el("p", { class: "soft" }, [run.id, run.method, run.seed === null ? "" : `seed ${run.seed}`].filter(Boolean).join(" \u00b7 ")),
     el("dl", { class: "facts" }, ...facts.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "soft" }, note)))),
-    ...(run.state === "crashed" ? [el("p", { class: "note" }, "Nobody works on this run any more. It goes on from its last round with ", el("code", {}, "lindt run --out RUN --resume"), ".")] : []),
+    ...(run.state === "crashed" || run.state === "stopped" ? [el("p", { class: "note" }, "Nobody works on this run any more. It goes on from its last round with ", el("code", {}, "lindt run --out RUN --resume"), ".")] : []),
     ...run.said.map((text) => el("p", { class: "note" }, `Note: ${text}.`)),
   ];
 }

@@ -37,7 +37,7 @@ export interface Privacy {
 /** What changes while a run goes on. */
 export interface Progress {
   id: string;
-  state: "running" | "ended" | "crashed";
+  state: "running" | "ended" | "stopped" | "crashed";
   verdict: { tone: string; headline: string; sentence: string };
   said: string[];
   summary: Summary | null;
