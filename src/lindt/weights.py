@@ -44,9 +44,25 @@ def last_layer(module: nn.Module) -> slice:
     By the order in which modules are defined, as in w: fc2.weight and fc2.bias of a model that ends with fc2. A tied
     parameter belongs to the layer that comes first.
     """
-    named = [(name.rpartition(".")[0], p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+    return last_of(parameter_sizes(module))
+
+
+def parameter_sizes(module: nn.Module) -> tuple[tuple[str, int], ...]:
+    """The name and the size of each part of w, in order."""
+    return tuple((name, p.numel()) for name, p in module.named_parameters() if p.requires_grad)
+
+
+def last_of(sizes: Sequence[tuple[str, int]]) -> slice:
+    """`last_layer` of a vector with these parts."""
+    named = [(name.rpartition(".")[0], size) for name, size in sizes]
     layer, total = named[-1][0], sum(size for _, size in named)
     return slice(total - sum(size for owner, size in named if owner == layer), total)
+
+
+def places_of(sizes: Sequence[tuple[str, int]], left_out: Set[str]) -> Tensor:
+    """Where in w the parts lie that are not left out, in order."""
+    kept = [torch.full((size,), name not in left_out) for name, size in sizes]
+    return torch.cat(kept).nonzero().flatten()
 
 
 def read_w(module: nn.Module) -> Tensor:

@@ -32,7 +32,7 @@ from lindt.plan.plan import Plan
 from lindt.protocols import Buffers, Examples, Loss, Metric, Paired
 from lindt.registry import Named, component, kinds, register
 from lindt.seeds import with_threads
-from lindt.weights import float_buffers, last_layer, read_buffers, read_w
+from lindt.weights import float_buffers, parameter_sizes, read_buffers, read_w
 
 OWN_METRIC: Final = "give metric=, a function of outputs and targets with one number a sample, higher is better"
 
@@ -136,11 +136,11 @@ METRICS: Mapping[str, Metric] = Named(lambda: kinds(Metric), lambda kind: compon
 @final
 @dataclass(frozen=True)
 class InitialWeights:
-    """What the server knows of a model: w^0, its last layer, its buffers, and their names. Legend: P parameters."""
+    """What the server knows of a model: w^0, its buffers, and their names. Legend: P parameters."""
 
     w_P: torch.Tensor
     buffers: Buffers
-    last_layer: slice  # of w
+    parameters: tuple[tuple[str, int], ...]  # the name and size of each part of w
     float_buffers: tuple[tuple[str, int], ...] = ()  # the name and size of each
 
 
@@ -212,7 +212,7 @@ def initial_weights(problem: Problem, plan: Plan, model: nn.Module | None = None
         model = first_model(problem, plan) if model is None else model
         problem._initial.clear()  # one is kept, for the plan at hand
         problem._initial[key] = InitialWeights(
-            read_w(model), read_buffers(model), last_layer(model), float_buffers(model)
+            read_w(model), read_buffers(model), parameter_sizes(model), float_buffers(model)
         )
     return problem._initial[key]
 
