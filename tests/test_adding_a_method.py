@@ -1,4 +1,4 @@
-"""docs/adding-a-method.md cannot rot: its code is Ditto's file, and that does what it says, in a module of one's own too."""
+"""docs/adding-a-method.md cannot rot: its code is the file of Ditto, which does what the page says, also as a user's own."""
 
 from __future__ import annotations
 

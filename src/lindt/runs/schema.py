@@ -46,6 +46,7 @@ SCORES: dict[str, Any] = {
     "beta": Nullable(NUMBER),
     "worst_tenth": Nullable(NUMBER),
     "median_gain": Nullable(NUMBER),
+    "ipr": Nullable(NUMBER),
     "attack_central": Nullable(NUMBER),
     "attack_local": Nullable(NUMBER),
     "harmed": Nullable(WHOLE),

@@ -55,6 +55,7 @@ class Scores:
     ties: int | None
     worst_tenth: float | None  # the mean beta_i of the tenth of the clients that gain least
     median_gain: float | None  # the median beta_i: one client with a large gain does not move it
+    ipr: float | None  # the share of the clients with beta_i >= 0: the incentivized participation rate
     attack_central: float | None  # the backdoor's success rate on the global model
     attack_local: float | None
     clients: tuple[ClientScore, ...]
@@ -92,6 +93,7 @@ class Gains:
     ties: int | None
     worst_tenth: float | None
     median_gain: float | None
+    ipr: float | None
 
 
 def weighted_gain(betas: Sequence[float], weights: Sequence[float]) -> float:
@@ -121,6 +123,7 @@ def summarise_gains(clients: Sequence[ClientGain]) -> Gains:
         ties=sum(beta == 0 for beta in gains) if known else None,
         worst_tenth=worst_tenth(gains) if known else None,
         median_gain=median(gains) if known else None,
+        ipr=sum(beta >= 0 for beta in gains) / len(gains) if known else None,
     )
 
 
