@@ -1,4 +1,4 @@
-"""docs/adding-a-method.md cannot rot: its code is examples/ditto.py, and that runs and does what it says."""
+"""docs/adding-a-method.md cannot rot: its code is the file of Ditto, which does what the page says."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from worlds import tiny, tiny_runtime
 
+from lindt.client.adaptations.ditto import Ditto
 from lindt.data.examples import LocalWork
 from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
@@ -28,17 +29,15 @@ from lindt.server.federation import federate
 from lindt.weights import first_model, trainable
 
 ROOT = Path(__file__).parent.parent
-
-
-with own_components():
-    Ditto = by_path(ROOT / "examples" / "ditto.py").Ditto
+FILE = ROOT / "src" / "lindt" / "client" / "adaptations" / "ditto.py"
 
 
 @pytest.fixture
-def registered() -> Iterator[ModuleType]:
-    """The example's file, imported anew, and nothing else."""
+def registered(tmp_path: Path) -> Iterator[ModuleType]:
+    """The file under another name, as a user's own module, and nothing else."""
+    (tmp_path / "mine.py").write_text(FILE.read_text().replace("Ditto", "Mine").replace("ditto", "mine"))
     with own_components():
-        yield by_path(ROOT / "examples" / "ditto.py")
+        yield by_path(tmp_path / "mine.py")
 
 
 def plan_with(pull: float, rounds: int = 2) -> Plan:
@@ -65,7 +64,7 @@ def played(plan: Plan) -> tuple[list[Tensor], list[Tensor], Problem]:
 def test_the_page_shows_the_file() -> None:
     page = (ROOT / "docs" / "adding-a-method.md").read_text()
     first = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0]
-    assert first == (ROOT / "examples" / "ditto.py").read_text()
+    assert first == FILE.read_text()
 
 
 def test_without_a_pull_v_is_a_model_trained_alone() -> None:
@@ -118,16 +117,16 @@ def test_it_recovers_once_nfl_is_detected() -> None:
 
 
 def test_its_file_alone_names_it_in_plans(registered: ModuleType) -> None:
-    table = file.to_dict(plan_with(pull=0.5))
-    assert table["method"]["adaptation"] == {"kind": "ditto", "pull": 0.5}
-    assert file.from_dict(table).method.adaptation == registered.Ditto(pull=0.5)
+    table = file.to_dict(replace(plan_with(pull=0.5), method=Method(adaptation=registered.Mine(pull=0.5))))
+    assert table["method"]["adaptation"] == {"kind": "mine", "pull": 0.5}
+    assert file.from_dict(table).method.adaptation == registered.Mine(pull=0.5)
     with pytest.raises(file.PlanError, match=r"method\.adaptation\.pull = -1\.0: the pull"):
         file.from_dict(file.override(table, "method.adaptation.pull=-1"))
 
 
 def test_its_file_alone_names_the_method(registered: ModuleType) -> None:
-    named = resolve("digits-nfl", ["method=ditto"]).method
-    assert named == METHODS["ditto"] == Method(adaptation=registered.Ditto(pull=1.0))
-    assert list(METHODS)[-1] == "ditto"  # after the package's own
-    watched = resolve("digits-nfl", ["method.adaptation=ditto"])
-    assert watched.method == replace(resolve("digits-nfl").method, adaptation=registered.Ditto())
+    named = resolve("digits-nfl", ["method=mine"]).method
+    assert named == METHODS["mine"] == Method(adaptation=registered.Mine(pull=1.0))
+    assert list(METHODS)[-1] == "mine"  # after the package's own
+    watched = resolve("digits-nfl", ["method.adaptation=mine"])
+    assert watched.method == replace(resolve("digits-nfl").method, adaptation=registered.Mine())

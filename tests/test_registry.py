@@ -281,13 +281,15 @@ def test_methods_are_read_anew_and_equal() -> None:
 
 def test_a_new_file_among_the_adaptations_is_found(tmp_path: Path) -> None:
     """A package of adaptations that has one module more, as if a file had been added."""
-    example = Path(__file__).parent.parent / "examples" / "ditto.py"
-    (tmp_path / "added.py").write_text(example.read_text())
+    import lindt.client.adaptations.ditto as example
+
+    text = Path(str(example.__file__)).read_text()
+    (tmp_path / "added.py").write_text(text.replace("Ditto", "Mine").replace("ditto", "mine"))
     code = f"""
 import lindt.client.adaptations as package
 package.__path__.append({str(tmp_path)!r})
 import lindt
-print(list(lindt.METHODS)[-1], lindt.resolve("digits-nfl", ["method.adaptation=ditto"]).method.adaptation)
+print(list(lindt.METHODS)[-1], lindt.resolve("digits-nfl", ["method.adaptation=mine"]).method.adaptation)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "ditto Ditto(pull=0.1)\n"
+    assert done.stdout == "mine Mine(pull=0.1)\n"

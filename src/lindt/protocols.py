@@ -69,7 +69,7 @@ class ClientTally:
     """What a client answers when it is asked how it fares: sums, no samples."""
 
     samples: int
-    central: Tensor  # of the global model on this client's test data
+    central: Tensor | None  # of the global model on this client's test data; None where there is no whole one
     local: Tensor  # of what the client predicts with
     private: Tensor | None  # of the model it trained alone
     wins: int = 0  # samples on which it is better off than alone
@@ -311,6 +311,35 @@ class ChoosesOnValidation(Protocol):
     def held_out_outputs(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Tensor:
         """What the client predicts for V_i, each sample by a choice that did not see it."""
         ...
+
+
+@runtime_checkable
+class SharesPart(Protocol):
+    """An adaptation under which clients share a part of w while recovery is on, and keep the rest to themselves."""
+
+    @property
+    def has_global(self) -> bool:
+        """Whether w is still a model that can be used as a whole."""
+        ...
+
+    @property
+    def part_in_words(self) -> str:
+        """What clients send; empty where it is all of w."""
+        ...
+
+    def private_names(self, names: Sequence[str]) -> frozenset[str]:
+        """Of the names of w's parameters those that stay with the client."""
+        ...
+
+
+def private_names(adaptation: Adaptation, names: Sequence[str]) -> frozenset[str]:
+    """Those of w's parameters that stay with the client while recovery is on; most adaptations have none."""
+    return adaptation.private_names(names) if isinstance(adaptation, SharesPart) else frozenset()
+
+
+def has_global(adaptation: Adaptation) -> bool:
+    """Whether w is a model that can be used as a whole while recovery is on."""
+    return adaptation.has_global if isinstance(adaptation, SharesPart) else True
 
 
 Kind = Literal["train", "evaluate", "private"]

@@ -50,9 +50,25 @@ def last_layer(module: nn.Module) -> slice:
     By the order in which modules are defined, as in w: fc2.weight and fc2.bias of a model that ends with fc2. A tied
     parameter belongs to the layer that comes first.
     """
-    named = [(name.rpartition(".")[0], p.numel()) for name, p in module.named_parameters() if p.requires_grad]
+    return last_of(parameter_sizes(module))
+
+
+def parameter_sizes(module: nn.Module) -> tuple[tuple[str, int], ...]:
+    """The name and the size of each part of w, in order."""
+    return tuple((name, p.numel()) for name, p in module.named_parameters() if p.requires_grad)
+
+
+def last_of(sizes: Sequence[tuple[str, int]]) -> slice:
+    """`last_layer` of a vector with these parts."""
+    named = [(name.rpartition(".")[0], size) for name, size in sizes]
     layer, total = named[-1][0], sum(size for _, size in named)
     return slice(total - sum(size for owner, size in named if owner == layer), total)
+
+
+def places_of(sizes: Sequence[tuple[str, int]], left_out: Set[str]) -> Tensor:
+    """Where in w the parts lie that are not left out, in order."""
+    kept = [torch.full((size,), name not in left_out) for name, size in sizes]
+    return torch.cat(kept).nonzero().flatten()
 
 
 def read_w(module: nn.Module) -> Tensor:
@@ -115,11 +131,11 @@ def as_tensor(part: object) -> Tensor:
 @final
 @dataclass(frozen=True)
 class InitialWeights:
-    """What the server knows of a model: w^0, its last layer, its buffers, and their names. Legend: P parameters."""
+    """What the server knows of a model: w^0, its buffers, and their names. Legend: P parameters."""
 
     w_P: torch.Tensor
     buffers: Buffers
-    last_layer: slice  # of w
+    parameters: tuple[tuple[str, int], ...]  # the name and size of each part of w
     float_buffers: tuple[tuple[str, int], ...] = ()  # the name and size of each
 
 
@@ -141,6 +157,6 @@ def initial_weights(problem: Problem, plan: Plan, model: nn.Module | None = None
         model = first_model(problem, plan) if model is None else model
         problem._initial.clear()  # one is kept, for the plan at hand
         problem._initial[key] = InitialWeights(
-            read_w(model), read_buffers(model), last_layer(model), float_buffers(model)
+            read_w(model), read_buffers(model), parameter_sizes(model), float_buffers(model)
         )
     return problem._initial[key]

@@ -55,7 +55,8 @@ def played(method: Method, cache: Path, seed: int = 0) -> list[dict[str, Any]]:
             assert result.seen is not None
             line: dict[str, Any] = {"w": float(state.w.norm()), "delta": result.seen.delta}
             if result.scores:
-                line |= {"central": result.scores.central, "local": result.scores.local, "beta": result.scores.beta}
+                scores = {name: getattr(result.scores, name) for name in ("central", "local", "beta")}
+                line |= {name: value for name, value in scores.items() if value is not None}
             rounds.append(line)
     return rounds
 

@@ -179,6 +179,7 @@ def test_who_is_harmed_clearly_harmed_and_even() -> None:
     assert [c.clear for c in found.clients] == [True, False, False, True, False]
     assert found.worst_tenth == pytest.approx(-0.6)
     assert (found.median_gain, found.clearly_better) == (0.0, 1)
+    assert found.ipr == pytest.approx(3 / 5)  # a tie is not worse off
 
 
 @pytest.mark.parametrize(("clients", "mean"), [(1, 0.0), (10, 0.0), (11, 0.5), (20, 0.5), (21, 1.0), (100, 4.5)])
@@ -189,13 +190,14 @@ def test_the_worst_tenth_is_rounded_up(clients: int, mean: float) -> None:
 def test_without_private_models_there_is_no_gain() -> None:
     found = scores([client(8, None), client(6, None)])
     assert found.local == pytest.approx(0.7)
-    gains = (found.private, found.beta, found.harmed, found.clearly_harmed, found.ties, found.worst_tenth)
-    assert gains == (None,) * 6
+    gains = (found.private, found.beta, found.harmed, found.clearly_harmed, found.ties, found.worst_tenth, found.ipr)
+    assert gains == (None,) * 7
     assert [(c.private, c.beta, c.clear) for c in found.clients] == [(None, None, False)] * 2
 
 
 def test_a_client_without_a_private_score_leaves_the_others_their_gain() -> None:
     found = scores([client(8, 6), client(5, None), client(4, 5)], alphas={0: 1.0, 1: 7.0, 2: 3.0})
+    assert found.ipr == pytest.approx(1 / 2)  # of the two whose gain is known
     assert found.beta == pytest.approx((1 * 0.2 + 3 * -0.1) / 4)
     assert found.private == pytest.approx((1 * 0.6 + 3 * 0.5) / 4)
     assert (found.harmed, found.clearly_harmed, found.ties) == (1, 0, 0)

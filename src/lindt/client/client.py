@@ -32,6 +32,7 @@ from lindt.protocols import (
     Predictor,
     Reply,
     Task,
+    has_global,
 )
 from lindt.seeds import seeded
 from lindt.weights import read_buffers, read_w, write
@@ -147,25 +148,31 @@ class Client:
             with torch.no_grad():
                 w_n = values(shared, validation, y)
                 first = subset(self.train, torch.randperm(len(self.train), generator=generator)[: plan.training.batch])
-                first_batch = float(values(shared, first, first.labels).mean() - private_n.mean())
+                first_n = values(shared, first, first.labels)
             adapted = adapted_private = None
             if task.recovering and self.id not in worker.attackers:
                 adaptation = plan.method.adaptation
+                predict: Predictor | None = None
                 if isinstance(adaptation, ChoosesOnValidation):
                     kept = self._private(ctx, task.round - 1, create=False)
                     adapted_n = sample_values(metric, adaptation.held_out_outputs(ctx, shared, kept).cpu(), y)
                 else:
                     predict, _ = self._predictor(ctx, replace(task, round=task.round - 1))
                     adapted_n = values(predict, validation, y)
-                adapted = paired(metric, adapted_n, w_n)
                 adapted_private = paired(metric, adapted_n, private_n)
+                if has_global(adaptation):
+                    adapted = paired(metric, adapted_n, w_n)
+                else:  # what the federation gives to the client is what it predicts with; there is no w to compare with
+                    if predict is None:
+                        predict, _ = self._predictor(ctx, replace(task, round=task.round - 1))
+                    w_n, first_n = adapted_n, values(predict, first, first.labels)
         report = GainReport(
             samples=len(validation),
             private=paired(metric, w_n, private_n),
             equal_age=paired(metric, w_n, alone.values_at(task.round * plan.training.epochs)),
             adapted=adapted,
             adapted_private=adapted_private,
-            first_batch=first_batch,
+            first_batch=float(first_n.mean() - private_n.mean()),
         )
         return self._noisy(report, task.round)
 
@@ -183,6 +190,9 @@ class Client:
         ctx = self._open(task)
         shared.eval()
         predict, _ = self._predictor(ctx, task)
+        if task.recovering and not has_global(self.worker.plan.method.adaptation):
+            tally = self._tally(None, forward_all(predict, self.test, device).cpu())
+            return Reply(self.id, task.round, len(self.train), tally=tally, notes=ctx.notes)
         passing = OutputCapture(shared)
         local = forward_all(passing.watched(predict), self.test, device)
         outputs = local if predict is shared else passing.outputs(len(self.test))
@@ -211,7 +221,8 @@ class Client:
         """Whether its gain counts; who is left out of beta needs no private model."""
         return self.worker.plan.scoring.attackers == "counted" or self.id not in self.worker.attackers
 
-    def _tally(self, outputs: Tensor, local: Tensor) -> ClientTally:
+    def _tally(self, outputs: Tensor | None, local: Tensor) -> ClientTally:
+        """`outputs` are those of the global model, where there is a whole one."""
         plan, y, metric = self.worker.plan, self.test.labels, self.metric
         alone = self._private_model().outputs if plan.alone.private and self._counted else None
         wins = losses = 0
@@ -226,13 +237,13 @@ class Client:
 
         return ClientTally(
             samples=len(self.test),
-            central=metric.tally(outputs, y),
+            central=None if outputs is None else metric.tally(outputs, y),
             local=metric.tally(local, y),
             private=None if alone is None else metric.tally(alone, y),
             wins=wins,
             losses=losses,
             attack_chances=int(wanted.sum()),
-            attack_central=hits(outputs),
+            attack_central=0 if outputs is None else hits(outputs),
             attack_local=hits(local),
         )
 

@@ -122,17 +122,19 @@ def gradient_step(
     named: Hashable,
     loss: Callable[[Tensor, Tensor], Tensor],
     *sides: tuple[nn.Module, list[nn.Parameter]],
+    also: Sequence[Tensor] = (),
 ) -> Callable[[Batch], list[list[Tensor | None]]]:
     """How a client steps down the loss of its batches for one round, by `Descent` or with the user's optimizer.
 
-    A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings.
+    A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings;
+    with None no step is recorded. `also` are tensors that the loss reads besides the modules'.
     Steps are recorded only where `loss` is defined in this package and `named` holds every Python number that it
     reads: a tape would keep the numbers of the step that was recorded (see `recording_key`). Others take the long way.
     """
     groups = [group for _, group in sides]
     if ctx.optimizer is None:
         kind = recording_key(loss, ctx.loss, named, ctx.penalty)
-        down = GradientStep(loss, groups, [module for module, _ in sides], kind, [ctx.received_P])
+        down = GradientStep(loss, groups, [module for module, _ in sides], kind, [ctx.received_P, *also])
         return lambda batch: down(batch, ctx.rate, ctx.max_norm)
     optimizers = [ctx.optimizer(group) for group in groups]
 

@@ -66,6 +66,12 @@ METHOD_ORDER: Final = (
     "fine-tune",
     "guarded",
     "guarded-fine-tune",
+    "ditto",
+    "fl-guard",
+    "fedper",
+    "fedrep",
+    "fedbabu",
+    "fedala",
 )
 
 

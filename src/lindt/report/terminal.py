@@ -59,6 +59,8 @@ def run_row(run: Run, shown: str) -> dict[str, Any]:
         "delta": last.get("delta") if last else None,
         "beta": now.beta if now else None,
         "median_gain": now.median if now else None,
+        "ipr": now.ipr if now else None,
+        "worst_tenth": now.worst_tenth if now else None,
         "clearly_better": now.clearly_better if now and now.beta is not None else None,
         "clearly_harmed": now.clearly_harmed if now and now.beta is not None else None,
         "counted_clients": now.clients if now else None,

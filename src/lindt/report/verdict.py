@@ -44,6 +44,8 @@ class GainSummary:
     clearly_better: int
     clearly_harmed: int
     clients: int
+    ipr: float | None  # the share of clients that are not worse off
+    worst_tenth: float | None
 
 
 def verdict(run: Run) -> Verdict:
@@ -86,6 +88,8 @@ def _standing(line: Mapping[str, Any]) -> GainSummary:
         sum(beta > 0 for beta in clear),
         scores.get("clearly_harmed") or 0,
         len(scores["clients"]),
+        sum(beta >= 0 for beta in betas) / len(betas) if betas else None,
+        scores.get("worst_tenth"),
     )
 
 

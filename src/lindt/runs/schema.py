@@ -40,12 +40,13 @@ NUMBER, WHOLE, TEXT, FLAG = float, int, str, bool
 # name it here: lines, summaries, tables, trackers, Flower's metrics and the page follow. A NUMBER is averaged in the
 # summary, a WHOLE is that of the last scored round. A new one is Nullable: earlier runs do not have it.
 SCORES: dict[str, Any] = {
-    "central": NUMBER,
+    "central": Nullable(NUMBER),  # null where the method has no whole global model
     "local": NUMBER,
     "private": Nullable(NUMBER),
     "beta": Nullable(NUMBER),
     "worst_tenth": Nullable(NUMBER),
     "median_gain": Nullable(NUMBER),
+    "ipr": Nullable(NUMBER),
     "attack_central": Nullable(NUMBER),
     "attack_local": Nullable(NUMBER),
     "harmed": Nullable(WHOLE),

@@ -13,7 +13,7 @@ from lindt.environment.privacy import Gaussian
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan, attackers_of
 from lindt.plan.problem import Problem, fingerprint
-from lindt.protocols import BoundedSensitivity, Examples
+from lindt.protocols import BoundedSensitivity, Examples, SharesPart
 from lindt.runs.schema import DIVERGENCE, NOT_NAMED, NUMBER, REPORT, REPORTED, ROUND, SCORES, SOMETIMES, kind, record
 from lindt.server.detection.divergence import is_negative
 from lindt.server.federation import RoundResult
@@ -190,6 +190,9 @@ def privacy_budget(
         words = "no guarantee: the model's buffers (BatchNorm's statistics) travel without noise"
     elif sigma and plan.detection.reports:
         words += f"; {_reports_outside(plan)}"
+    adaptation = plan.method.adaptation
+    if sigma and isinstance(adaptation, SharesPart) and adaptation.part_in_words:
+        words += f"; while recovery is on clients send {adaptation.part_in_words}: noise and clipping cover these"
     if epsilon is not None and played and secure:
         words += f"; {SECURE}; {WITHHELD if about.get('withheld') else TOLD}"
     elif epsilon is not None and played:

@@ -33,6 +33,7 @@ from lindt.protocols import (
     RecoveryState,
     Reply,
     Task,
+    private_names,
 )
 from lindt.seeds import seed_for, with_threads
 from lindt.server.aggregation import buffer_divergence, join_buffers
@@ -41,7 +42,7 @@ from lindt.server.detection.divergence import measure
 from lindt.server.recovery import Always, Never, OnDetection
 from lindt.server.scores import Scores, summarise
 from lindt.server.updates import Refusal, asked_reports, collect_scores, collect_updates
-from lindt.weights import initial_weights
+from lindt.weights import InitialWeights, initial_weights, last_of, places_of
 
 if TYPE_CHECKING:
     from lindt.engines.inprocess import InProcess
@@ -108,6 +109,8 @@ def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -
     updates_KP, sizes_K, theirs, answered, refused, reports = collect_updates(
         replies, set(asked), r, state.w, state.buffers, wanted, first.float_buffers
     )
+    part = _shared_part(plan, first) if state.recovery.on else _SharedPart(None, first.parameters)
+    updates_KP, before_P = part.of(updates_KP), part.of(state.w)
     reports = asked_reports(reports, reporting_clients(plan, N), recovering=state.recovery.on)
     if attackers:
         _conspire(env.threat, r, updates_KP, answered, attackers)
@@ -115,11 +118,11 @@ def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -
         buffers = join_buffers(theirs, method.aggregator, sizes_K)
         buffer_div = buffer_divergence(theirs, buffers)
         clipped_KP = env.privacy.clip(updates_KP)
-        noise_P = env.privacy.noise(state.w, state.noise_seed(plan, r))
+        noise_P = env.privacy.noise(before_P, state.noise_seed(plan, r))
         step_P = method.aggregator(clipped_KP, sizes_K) + noise_P
-        w = state.w + step_P  # Eq. 4
+        w = part.replaced(state.w, before_P + step_P)  # Eq. 4
         # Eq. 5, 7, from w^{r-1} as the origin: w_i - w is the update less the step.
-        clipped, last_KL = env.privacy.clipped(updates_KP), clipped_KP[:, first.last_layer]
+        clipped, last_KL = env.privacy.clipped(updates_KP), clipped_KP[:, last_of(part.parameters)]
         seen = measure(updates_KP, step_P, noise_P, clipped_KP, clipped, last_KL)
     else:
         w, buffers, seen, buffer_div = state.w, state.buffers, None, None
@@ -145,6 +148,30 @@ def _play_round(state: RunState, plan: Plan, problem: Problem, engine: Engine) -
         buffer_div,
         len(available) if len(available) < N else None,
     )
+
+
+@final
+@dataclass(frozen=True)
+class _SharedPart:
+    """What of w clients share in a round. Legend of the round: P are the shared parameters alone."""
+
+    places: Tensor | None  # in w; None for all of it
+    parameters: Sequence[tuple[str, int]]  # the name and size of each
+
+    def of(self, values: Tensor) -> Tensor:
+        return values if self.places is None else values[..., self.places]
+
+    def replaced(self, w: Tensor, shared: Tensor) -> Tensor:
+        """w with these values in place of the shared part."""
+        return shared if self.places is None else w.index_copy(0, self.places, shared)
+
+
+def _shared_part(plan: Plan, first: InitialWeights) -> _SharedPart:
+    private = private_names(plan.method.adaptation, [name for name, _ in first.parameters])
+    if not private:
+        return _SharedPart(None, first.parameters)
+    shared = [(name, size) for name, size in first.parameters if name not in private]
+    return _SharedPart(places_of(first.parameters, private), shared)
 
 
 def _conspire(threat: Threat, r: int, updates_KP: Tensor, answered: Sequence[int], attackers: frozenset[int]) -> None:

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, final
 from lindt.errors import UserError, one_line
 
 if TYPE_CHECKING:  # readers of a run compute its gains anew where clients are left out, and need no torch for it
-    from torch import Tensor
-
     from lindt.protocols import ClientTally, Metric
 
 EXACT = 10_000  # samples; there the normal limit is within 0.0001 of the exact test
@@ -47,7 +45,7 @@ class Scores:
     are none; `without_private` names the others.
     """
 
-    central: float
+    central: float | None  # None where the method has no whole global model
     local: float
     private: float | None
     beta: float | None
@@ -57,6 +55,7 @@ class Scores:
     ties: int | None
     worst_tenth: float | None  # the mean beta_i of the tenth of the clients that gain least
     median_gain: float | None  # the median beta_i: one client with a large gain does not move it
+    ipr: float | None  # the share of the clients with beta_i >= 0: the incentivized participation rate
     attack_central: float | None  # the backdoor's success rate on the global model
     attack_local: float | None
     clients: tuple[ClientScore, ...]
@@ -94,6 +93,7 @@ class Gains:
     ties: int | None
     worst_tenth: float | None
     median_gain: float | None
+    ipr: float | None
 
 
 def weighted_gain(betas: Sequence[float], weights: Sequence[float]) -> float:
@@ -123,6 +123,7 @@ def summarise_gains(clients: Sequence[ClientGain]) -> Gains:
         ties=sum(beta == 0 for beta in gains) if known else None,
         worst_tenth=worst_tenth(gains) if known else None,
         median_gain=median(gains) if known else None,
+        ipr=sum(beta >= 0 for beta in gains) / len(gains) if known else None,
     )
 
 
@@ -157,7 +158,7 @@ def summarise(
     clients = [ClientGain(one.local, one.private, one.beta, one.clear, alphas[one.client]) for one in scores]
     attack = _attack_rates(list(tallies.values()), list(mine.values()))
     return Scores(
-        central=metric.value(_total([t.central for t in tallies.values()])),
+        central=_central(list(tallies.values()), metric),
         **vars(summarise_gains(clients)),
         attack_central=attack[0],
         attack_local=attack[1],
@@ -185,15 +186,18 @@ def _clear(beta: float, tally: ClientTally) -> bool:
     return agrees and paired_p_value(tally.wins, tally.losses) < 0.05
 
 
-def _total(tallies: list[Tensor]) -> Tensor:
+def _central(tallies: list[ClientTally], metric: Metric) -> float | None:
+    """Over everyone's test data; None where a client has no whole global model."""
     import torch
 
-    return torch.stack(tallies).sum(0)
+    sums = [one.central for one in tallies if one.central is not None]
+    return metric.value(torch.stack(sums).sum(0)) if len(sums) == len(tallies) else None
 
 
 def _attack_rates(everyone: list[ClientTally], counted: list[ClientTally]) -> tuple[float | None, float | None]:
     chances, own = sum(t.attack_chances for t in everyone), sum(t.attack_chances for t in counted)
-    central = sum(t.attack_central for t in everyone) / chances if chances else None
+    whole = all(t.central is not None for t in everyone)
+    central = sum(t.attack_central for t in everyone) / chances if chances and whole else None
     return central, sum(t.attack_local for t in counted) / own if own else None
 
 

@@ -39,7 +39,7 @@ from lindt.data.examples import subset
 from lindt.errors import in_short, one_line
 from lindt.plan.plan import Plan, counted_clients
 from lindt.plan.problem import Accuracy, MacroF1, MeanOf, Problem
-from lindt.protocols import PAIRS, Buffers, ClientTally, GainReport, Metric, Paired, Reply, Task
+from lindt.protocols import PAIRS, Buffers, ClientTally, GainReport, Metric, Paired, Reply, Task, has_global
 from lindt.weights import first_model
 
 LONGEST: Final = 1e18  # of an update: the squared distance of two such is still a float32
@@ -333,6 +333,7 @@ class ScoreFormat:
     metric: Metric
     shape: tuple[int, ...]  # of the metric's tally
     alone: frozenset[int]  # the clients that have a private model
+    has_global: bool = True  # whether w can be used as a whole while recovery is on
 
     @classmethod
     def of(cls, plan: Plan, problem: Problem, model: nn.Module | None = None) -> ScoreFormat:
@@ -344,7 +345,7 @@ class ScoreFormat:
             outputs = forward_all(model.eval(), few, torch.device("cpu"))
             shape = tuple(metric.tally(outputs, few.labels).shape)
         alone = counted_clients(plan, range(len(problem.data))) if plan.alone.private else frozenset()
-        return cls(metric, shape, alone)
+        return cls(metric, shape, alone, has_global(plan.method.adaptation))
 
 
 def pack_reply(reply: Reply) -> dict[str, Any]:
@@ -372,7 +373,13 @@ def unpack_reply(
             return Reply(client, round, size, notes=unpack_notes(found.get("notes")))
         if task.kind == "train":
             return Reply(client, round, size, *weights(), report=_report_or_none(found.get("report")))
-        tally = unpack_tally(found.get("tally"), expected.metric, expected.shape, private=client in expected.alone)
+        tally = unpack_tally(
+            found.get("tally"),
+            expected.metric,
+            expected.shape,
+            private=client in expected.alone,
+            central=expected.has_global or not task.recovering,
+        )
         return Reply(client, round, size, tally=tally, notes=unpack_notes(found.get("notes")))
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         return failed(task, f"sent what is no answer: {error}")
@@ -386,20 +393,22 @@ def pack_tally(tally: ClientTally) -> dict[str, Any]:
     return {name: v.flatten().tolist() if isinstance(v, Tensor) else v for name, v in vars(tally).items()}
 
 
-def unpack_tally(found: object, metric: Metric, shape: tuple[int, ...], *, private: bool | None) -> ClientTally:
+def unpack_tally(
+    found: object, metric: Metric, shape: tuple[int, ...], *, private: bool | None, central: bool = True
+) -> ClientTally:
     """A tally that adds up with the other clients', or ValueError. `private`: whether it must hold a private score;
-    None where both will do."""
+    None where both will do. `central`: whether it must hold one of the global model."""
     if not isinstance(found, dict) or found.keys() != ClientTally.__dataclass_fields__.keys():
         raise ValueError("no tally")
     if private is not None and private != (found["private"] is not None):
         raise ValueError("a private score that is not there, or was not asked for")
     sums = {name: None if found[name] is None else _sums(found[name], shape) for name in SUMS}
-    central, local = sums["central"], sums["local"]
-    if central is None or local is None:
-        raise ValueError("a score is missing")
+    local = sums["local"]
+    if local is None or central != (sums["central"] is not None):
+        raise ValueError("a score is missing, or was not asked for")
     samples = whole_number(found["samples"], "samples", MOST_SAMPLES)
     counts = {name: whole_number(found[name], name, MOST_SAMPLES) for name in COUNTS}
-    tally = ClientTally(samples, central, local, sums["private"], **counts)
+    tally = ClientTally(samples, sums["central"], local, sums["private"], **counts)
     if fault := tally_fault(tally, metric):
         raise ValueError(fault)
     return tally

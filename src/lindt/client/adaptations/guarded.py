@@ -26,7 +26,18 @@ from lindt.client.training import forward_all
 from lindt.data.examples import stratified, subset
 from lindt.errors import PlanError, require, require_choice
 from lindt.plan.problem import sample_values
-from lindt.protocols import Adaptation, ChecksModel, Context, Examples, Metric, Predictor, Step
+from lindt.protocols import (
+    Adaptation,
+    ChecksModel,
+    Context,
+    Examples,
+    Metric,
+    Predictor,
+    SharesPart,
+    Step,
+    has_global,
+    private_names,
+)
 from lindt.registry import component, register, register_method
 
 Combine = Literal["probabilities", "outputs", "pick"]
@@ -109,6 +120,20 @@ class Guarded:
             except PlanError as error:
                 raise error.within("adaptation") from None
 
+    @property
+    def has_global(self) -> bool:
+        return has_global(self.adaptation)
+
+    @property
+    def part_in_words(self) -> str:
+        return self.adaptation.part_in_words if isinstance(self.adaptation, SharesPart) else ""
+
+    def private_names(self, names: Sequence[str]) -> frozenset[str]:
+        try:
+            return private_names(self.adaptation, names)
+        except PlanError as error:
+            raise error.within("adaptation") from None
+
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
         return self.adaptation.begin(ctx, shared)
 
@@ -152,7 +177,7 @@ class Guarded:
         adapted = self.adaptation.predictor(ctx, shared, private)
         alone = ctx.private_model() if "private" in self.members and ctx.private_model is not None else None
         has: dict[str, Predictor | None] = {
-            "global": shared if adapted is not shared else None,
+            "global": shared if adapted is not shared and self.has_global else None,
             "adapted": adapted,
             "private": alone,
         }

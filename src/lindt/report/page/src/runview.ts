@@ -9,7 +9,7 @@ import type { Line } from "./lines";
 import { count, gain, score, small, tick, typeset } from "./numbers";
 import { panels } from "./panels";
 import { detection, happenings, interval, marks, portrait, scored, scoredSeries, series, spells, statistic, until } from "./story";
-import type { Decision, Run } from "./types";
+import type { Decision, Run, Scores } from "./types";
 
 export interface View {
   node: HTMLElement;
@@ -168,6 +168,19 @@ function bound(decision: Decision | null, sign: number): number | null {
   return decision.gain + sign * 2 * (decision.error ?? 0);
 }
 
+/** The share of clients that are not worse off than alone (IPR). Runs of earlier versions have the counts alone. */
+function shareOf(end: Scores | null | undefined): string {
+  if (!end || end.harmed === null) return "\u2013";
+  const known = end.betas.filter((beta) => beta !== null).length;
+  return known ? `${Math.round((100 * (known - end.harmed)) / known)}%` : "\u2013";
+}
+
+function standing(end: Scores | null | undefined): string {
+  if (!end || end.harmed === null || end.ties === null) return "of the clients";
+  const better = end.betas.filter((beta) => beta !== null).length - end.harmed - end.ties;
+  return `better off ${better}, unchanged ${end.ties}, worse off ${end.harmed}`;
+}
+
 function verdictParts(run: Run): HTMLElement[] {
   const last = run.rounds[run.rounds.length - 1];
   const end = scored(run)[scored(run).length - 1]?.scores;
@@ -180,6 +193,7 @@ function verdictParts(run: Run): HTMLElement[] {
       ? ["gain on validation data", interval(decision, run.percent).replace(" points", ""), `${run.percent ? "points, " : ""}two standard errors; ${count(decision.clients, "client")}, ${count(decision.samples, "sample")}`]
       : [statistic(run), small(last?.[run.rule?.statistic ?? "delta"]), run.rule ? `epsilon ${run.rule.epsilon}` : "no detector"],
     ["mean gain on test data", gain(end?.beta, run.percent) + unit, now === undefined ? "no round is scored yet" : `round ${now}; median ${gain(end?.median_gain, run.percent)}`],
+    ["not worse off", shareOf(end), standing(end)],
     ["clearly better off", of(end?.clearly_better), "clients, by the paired test"],
     ["clearly worse off", of(end?.clearly_harmed), "clients, by the paired test"],
     ["round", `${last?.round ?? 0}${run.planned ? ` of ${run.planned}` : ""}`, STATES[run.state]],

@@ -26,12 +26,13 @@ export interface Detection {
 }
 
 export interface Scores {
-  central: number;
+  central: number | null;
   local: number;
   private: number | null;
   beta: number | null;
   worst_tenth: number | null;
   median_gain: number | null;
+  ipr: number | null;
   attack_central: number | null;
   attack_local: number | null;
   harmed: number | null;
@@ -71,6 +72,7 @@ export interface Summary {
   beta: number | null;
   worst_tenth: number | null;
   median_gain: number | null;
+  ipr: number | null;
   attack_central: number | null;
   attack_local: number | null;
   harmed: number | null;

@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021): a private model that learns on its own loss and is pulled towards the shared one."""
+"""Ditto (Li et al. 2021, arXiv 2012.04221): a private model that trains for itself, pulled towards the shared one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import nn
 
-from lindt.client.training import global_step, initial_private, sgd_step
+from lindt.client.training import global_step, gradient_step, initial_private
 from lindt.errors import require
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method
@@ -36,13 +36,13 @@ class Ditto:
     def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
         assert private is not None
         step_w, v = global_step(ctx, shared), trainable(private)
+        step_v = gradient_step(ctx, "v", lambda x, y: ctx.loss(private(x), y), (private, v))
         received = [p.detach().clone() for p in trainable(shared)]  # w^{r-1}: no batch has moved it yet
         share = ctx.rate * self.pull / (1 + ctx.rate * self.pull)
 
         def step(batch: Batch) -> None:
-            x, y = batch
             step_w(batch)
-            sgd_step(ctx.loss(private(x), y), ctx.rate, ctx.max_norm, v)
+            step_v(batch)
             with torch.no_grad():
                 for p_v, p_w in zip(v, received, strict=True):
                     p_v.lerp_(p_w, share)
