@@ -1,11 +1,11 @@
-"""LindtMod: recovery (Alg. 2, c4-c16) in one line of a ClientApp.
+"""Dual: the paper's recovery (Alg. 2, c4-c16) in a Flower app whose model is named.
 
-    app = ClientApp(mods=[LindtMod(model=..., data=..., optimizer=..., epochs=1)])
+    app = wrap(app, dual=Dual(model=..., data=..., optimizer=..., epochs=1))
 
 Until the server's flag is set the user's own training runs, untouched. Then the mod trains the dual model in its
 place and sends back w_i alone; v_i stays in a file on this machine. The user's own evaluation always runs and
-speaks of the shared model; the mod adds how the client itself fares. It must be the last of the app's mods: those
-before it (clipping, say) then see what it sends.
+speaks of the shared model; the mod adds how the client itself fares. It is the last of the app's mods: those
+before it (clipping, say) then see what it sends. `wrap` puts it there.
 
 Where the server tests gains, the client trains a private model P_i once, and adds a GainReport to the reply of each
 training: how the received w does on its validation part V_i, less how P_i does. The app's own training reads its own
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,26 +31,27 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
-from lindt.client.adaptations.dual import Dual, Scale
-from lindt.client.client import with_noise
+from lindt.client.adaptations.dual import Dual as DualModel
+from lindt.client.adaptations.dual import Scale
 from lindt.client.private_models import training_key
 from lindt.client.training import NoPenalty, fit, forward_all, global_step, initial_private
 from lindt.data.examples import LocalWork, add_samples, as_examples, sample_hashes, split, stratified, subset
 from lindt.errors import PlanError, UserError, require
-from lindt.flower.client_store import AloneScores, ClientStore, default_folder
+from lindt.flower.client_store import AloneScores, ClientStore
+from lindt.flower.messages import Instruction, log_message
 from lindt.flower.protocol import (
     ClientReport,
-    Instruction,
     Next,
     attach_gain,
     instruction_of,
-    log_message,
     must_be_last,
     penalty_of,
     record_of,
     sums_of,
 )
 from lindt.flower.replies import load_arrays, to_arrays
+from lindt.flower.vault import default_folder
+from lindt.gains import with_noise
 from lindt.plan.plan import Alone
 from lindt.plan.problem import METRICS, MeanOf, paired, sample_values
 from lindt.protocols import (
@@ -91,7 +93,7 @@ class LossRecorder:
 class ClientTrainer:
     loss: Loss
     optimizer: Optimizer
-    dual: Dual
+    dual: DualModel
     batch: int
     metric: Metric
     device: torch.device
@@ -234,7 +236,7 @@ def _untrained(held_out: Examples, train: Examples) -> Tensor:
 
 
 @final
-class LindtMod:
+class Dual:
     """`model(context)` builds the user's nn.Module; `data(context, "train")`, or "test", gives the samples: a pair of
     tensors, a dataset or a DataLoader. `optimizer(params)` is called for w and for v_i. `points` names attach points
     where the model is no nn.Sequential.
@@ -278,7 +280,7 @@ class LindtMod:
         self.preflight = preflight
         self.folder = Path(folder) if folder is not None else default_folder()
         judge: Metric = MeanOf(metric) if callable(metric) else METRICS[metric]
-        dual = Dual(points=tuple(points), scale=scale)
+        dual = DualModel(points=tuple(points), scale=scale)
         self.trainer = ClientTrainer(loss, optimizer, dual, batch or 32, judge, torch.device(device))
 
     def __call__(self, message: Message, context: AppContext, call_next: Next) -> Message:
@@ -550,3 +552,13 @@ class LindtMod:
 
     def _seed(self, instruction: Instruction, context: AppContext, purpose: str) -> int:
         return seed_for(0, instruction.experiment, self._client(context), instruction.round, purpose)
+
+
+def LindtMod(**arguments: Any) -> Dual:  # noqa: N802  # the earlier name of Dual
+    """Deprecated: the earlier name of `Dual`, which `wrap(app, dual=Dual(...))` puts behind the app's other mods."""
+    warnings.warn(
+        "LindtMod is called Dual now: say app = lindt.flower.wrap(app, dual=Dual(...)) at the end of the client's file",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return Dual(**arguments)

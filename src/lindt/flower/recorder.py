@@ -33,8 +33,10 @@ from torch import Tensor
 
 from lindt.errors import UserError
 from lindt.flower.measure import chain, reports_privacy
-from lindt.flower.protocol import ClientReport, log_message
+from lindt.flower.messages import log_message
+from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import ValidReplies
+from lindt.gains import whole_number
 from lindt.plan.file import to_dict
 from lindt.plan.problem import Accuracy
 from lindt.protocols import Detection, DetectionState, Divergence, GainReport, Recovery, RecoveryState
@@ -63,7 +65,7 @@ from lindt.server.detection.divergence import Delta
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
 from lindt.server.scores import Scores, summarise
-from lindt.server.updates import Refusal, whole_number
+from lindt.server.updates import Refusal
 
 MEMORY = ("m_t", "v_t", "momentum_vector", "clipping_norm")  # what Flower's strategies carry from round to round
 
