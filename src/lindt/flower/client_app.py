@@ -273,6 +273,8 @@ class WrappedApp(ClientApp):
                     record["gain"] = report
                 except Exception as error:  # noqa: BLE001  # v_i trains all the same
                     fault = error
+                    if private is None and first is not None:  # w^0 comes once
+                        work.vault.private.write(_untrained(first), instruction)
         if instruction.recovering:
             self._adapt(work, adapted)
         if fault is not None:
@@ -346,7 +348,7 @@ class WrappedApp(ClientApp):
         w = self._evaluate(work, work.w, work.state)
         if private is None:
             assert first is not None
-            private = LocalModel(first, RecordDict(), {"scores": [], "losses": [], "finished": False})
+            private = _untrained(first)
         for _ in range(CALLS_A_VISIT):
             if private.notes["finished"]:
                 break
@@ -469,6 +471,11 @@ def _message(content: RecordDict, like: Message, kind: str) -> Message:
     made: Any = Message  # its overloads leave `metadata` out
     found: Message = made(content=content, metadata=metadata)
     return found
+
+
+def _untrained(first: ArrayRecord) -> LocalModel:
+    """P_i as it begins: w^0, in an empty state."""
+    return LocalModel(first, RecordDict(), {"scores": [], "losses": [], "finished": False})
 
 
 def is_finished(scores: Sequence[float], losses: Sequence[float | None]) -> bool:

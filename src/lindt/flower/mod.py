@@ -17,6 +17,7 @@ too are left out. A client that the server leaves out of its panel holds out not
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,13 +37,14 @@ from lindt.client.adaptations.dual import Scale
 from lindt.client.private_models import training_key
 from lindt.client.training import NoPenalty, fit, forward_all, global_step, initial_private
 from lindt.data.examples import LocalWork, add_samples, as_examples, sample_hashes, split, stratified, subset
-from lindt.errors import PlanError, UserError, require
+from lindt.errors import PlanError, UserError, one_line, require
 from lindt.flower.client_store import AloneScores, ClientStore
-from lindt.flower.messages import Instruction, log_message
+from lindt.flower.messages import PREFIX, Instruction, Visit, log_message
 from lindt.flower.protocol import (
     ClientReport,
     Next,
     attach_gain,
+    attach_visit,
     instruction_of,
     must_be_last,
     penalty_of,
@@ -238,8 +240,8 @@ def _untrained(held_out: Examples, train: Examples) -> Tensor:
 @final
 class Dual:
     """`model(context)` builds the user's nn.Module; `data(context, "train")`, or "test", gives the samples: a pair of
-    tensors, a dataset or a DataLoader. `optimizer(params)` is called for w and for v_i. `points` names attach points
-    where the model is no nn.Sequential.
+    tensors, a dataset or a DataLoader. `optimizer(params)`, or `optimizer(params, config)` with the message's config,
+    is called for w and for v_i. `points` names attach points where the model is no nn.Sequential.
 
     `private_epochs` is how long the client trains its private model P_i, once, when it is first needed: a number of
     epochs, 0 for never, or None. None follows the server: where it tests gains, the number is chosen on a part of the
@@ -256,7 +258,7 @@ class Dual:
         *,
         model: Callable[[AppContext], nn.Module],
         data: Callable[[AppContext, str], object],
-        optimizer: Optimizer,
+        optimizer: Optimizer | Callable[[list[nn.Parameter], Mapping[str, Any]], torch.optim.Optimizer],
         loss: Loss = cross_entropy,
         epochs: int | Callable[[AppContext], int] = 1,
         points: Sequence[str] = (),
@@ -281,7 +283,15 @@ class Dual:
         self.folder = Path(folder) if folder is not None else default_folder()
         judge: Metric = MeanOf(metric) if callable(metric) else METRICS[metric]
         dual = DualModel(points=tuple(points), scale=scale)
-        self.trainer = ClientTrainer(loss, optimizer, dual, batch or 32, judge, torch.device(device))
+        self._optimizer, self._config = optimizer, dict[str, Any]()
+        self._sees_config = _takes_config(optimizer)
+        self.trainer = ClientTrainer(loss, self._made_optimizer, dual, batch or 32, judge, torch.device(device))
+
+    def _made_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The user's, which may read the rate from the config of the message."""
+        made: Any = self._optimizer
+        found: torch.optim.Optimizer = made(parameters, self._config) if self._sees_config else made(parameters)
+        return found
 
     def __call__(self, message: Message, context: AppContext, call_next: Next) -> Message:
         must_be_last(call_next)
@@ -289,6 +299,8 @@ class Dual:
         instruction = instruction_of(message)
         if instruction is None or kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return call_next(message, context)
+        configs = message.content.config_records
+        self._config = {k: v for k, v in next(iter(configs.values())).items() if not k.startswith(PREFIX)}
         store = self._store(instruction, context)
         if store.new:
             self._check(message, context, instruction)
@@ -297,16 +309,24 @@ class Dual:
             gain = self._gain(record_of(message), context, instruction, store) if self._reports(instruction) else None
             recovering = instruction.recovering
             reply = self._train(message, context, instruction, store) if recovering else call_next(message, context)
-            if gain is not None and not reply.has_error():
-                attach_gain(reply.content, gain)
+            if not reply.has_error():
+                if gain is not None:
+                    attach_gain(reply.content, gain)
+                if recovering:
+                    attach_visit(reply.content, Visit(self._client(context), recovers=True))
             return reply
         record = record_of(message)
         w = ArrayRecord(dict(record))  # the user's evaluation may take the arrays out of the message
         reply = call_next(message, context)
         if not reply.has_error():
-            report = self._report(w, context, instruction, store)
-            if report is not None:
-                report.attach(reply.content)
+            try:
+                report = self._report(w, context, instruction, store)
+            except Exception as error:  # noqa: BLE001  # the user's own evaluation goes out as it is
+                problem = one_line(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+                log_message(f"client {self._client(context)}: no report: {problem}", warn=True)
+            else:
+                if report is not None:
+                    report.attach(reply.content)
         return reply
 
     def predictor(self, message: Message, context: AppContext) -> Predictor:
@@ -504,8 +524,9 @@ class Dual:
         with isolated_random_state(self._seed(instruction, context, "check"), self.trainer.device), torch.no_grad():
             shared = self._shared(record_of(message), context).eval()
             train, trainer = self._samples(context, "train")
-            x = train.take(torch.arange(2))[0].to(trainer.device)
-            trainer.dual.fits(shared, x)
+            x, y = train.take(torch.arange(2))
+            trainer.dual.fits(shared, x.to(trainer.device))
+            _try_loss(trainer, shared(x.to(trainer.device)).cpu(), y)
         if self._trains_alone(instruction):
             if self.preflight:
                 self._look(context, instruction)
@@ -552,6 +573,31 @@ class Dual:
 
     def _seed(self, instruction: Instruction, context: AppContext, purpose: str) -> int:
         return seed_for(0, instruction.experiment, self._client(context), instruction.round, purpose)
+
+
+def _takes_config(optimizer: Callable[..., Any]) -> bool:
+    """Whether it has a second argument named `config`, or one without a default."""
+    arguments = list(inspect.signature(optimizer).parameters.values())[1:]
+    return any(
+        one.name == "config" or (one.default is one.empty and one.kind < one.VAR_POSITIONAL) for one in arguments
+    )
+
+
+def _try_loss(trainer: ClientTrainer, outputs: Tensor, y: Tensor) -> None:
+    """The loss and the metric on two samples: what does not suit the model's outputs is an error now."""
+    shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}"
+    if trainer.loss is cross_entropy and outputs.dim() == 2 and outputs.shape[1] == 1:
+        raise UserError(
+            "loss: cross entropy of a model with one output is always 0, so nothing would train; give the app's own "
+            "loss and metric, as binary_cross_entropy_with_logits"
+        )
+    try:
+        loss = trainer.loss(outputs, y)
+        values = trainer.metric.per_sample(outputs, y)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"loss or metric: they fail on {shapes} ({one_line(str(error))}); give the app's own") from None
+    if loss.dim() or len(values) != len(y):
+        raise UserError(f"loss or metric: of {shapes} they make no one number, and one a sample; give the app's own")
 
 
 def LindtMod(**arguments: Any) -> Dual:  # noqa: N802  # the earlier name of Dual
