@@ -18,7 +18,7 @@ EXPERIMENTS = PACKAGE.parent / "lindt_experiments"
 # From the protocols up to the command line: a module imports from its own layer and from those before it.
 LAYERS = {
     "base": ("errors", "seeds", "resources"),
-    "protocols": ("protocols", "registry", "weights"),
+    "protocols": ("gains", "protocols", "registry", "weights"),
     "data, environment": ("data", "environment"),
     "plan": ("plan",),
     "client": ("client",),

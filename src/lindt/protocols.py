@@ -13,6 +13,9 @@ from typing import Literal, Protocol, final, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from lindt.gains import PAIRS as PAIRS
+from lindt.gains import GainReport as GainReport
+from lindt.gains import Paired as Paired
 from lindt.registry import components_in
 
 Batch = tuple[Tensor, Tensor]
@@ -79,35 +82,6 @@ class ClientTally:
     attack_local: int = 0
 
 
-@final
-@dataclass(frozen=True)
-class Paired:
-    """Two predictors on the same samples: the mean and the mean square of the difference d of each sample.
-
-    d lies in [-1, 1]: the difference of a metric that lies in [0, 1], else the sign of the difference.
-    """
-
-    mean: float
-    square: float
-
-
-@final
-@dataclass(frozen=True)
-class GainReport:
-    """What a client adds to the answer of a visit: how the received w does on its validation part V_i.
-
-    Neither w nor P_i nor v_i trains on V_i. Positive means that the first of the two predictors is better.
-    """
-
-    samples: int  # of V_i
-    private: Paired  # w less the finished P_i
-    equal_age: Paired  # w less P_i after as many epochs as w has had, r E at most
-    adapted: Paired | None = None  # while recovery is on: what the client predicts with, less w
-    adapted_private: Paired | None = None  # ... less P_i
-    first_batch: float | None = None  # FL-GUARD: the score of w on the first training batch, less that of P_i on V_i
-
-
-PAIRS = ("private", "equal_age", "adapted", "adapted_private")  # of a GainReport, the comparisons
 Statistic = Literal["delta", "clean", "spread", "median"]
 
 

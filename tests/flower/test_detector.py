@@ -238,20 +238,25 @@ def test_the_statistic_is_the_one_asked_for(statistic: str, watched: float) -> N
     assert detector.negative
 
 
-def test_a_users_own_strategy_keeps_its_methods_and_hears_of_its_start() -> None:
+def test_a_users_own_strategy_keeps_its_methods_and_its_start() -> None:
     class Mine(FedAvg):
         note = "mine"
+        best = ""
 
         def start(self, *arguments: object, **named: object) -> Result:
-            raise AssertionError("bypassed")
+            self.best = f"of {named.pop('colour')}"
+            return super().start(*arguments, **named)  # type: ignore[arg-type]
 
-    with heard() as said:
-        detector = NFLDetector(Mine(), 1.0, 9)
-        start(detector, APART, rounds=1)
-    assert detector.note == "mine"
-    assert "! Mine has a start() of its own, which is not called: the detector's is" in said
+    detector, own = NFLDetector(Mine(), 1.0, 9), FakeGrid(APART, 3)
+    result = detector.start(own, arrays(**ZERO), num_rounds=2, colour="blue")
+    assert (detector.note, detector.best) == ("mine", "of blue")
+    assert result.train_metrics_clientapp[2]["lindt-count"] == 2  # seen by the detector, round by round
+    assert all("lindt-round" in m.content["config"] for m in own.sent)
+    assert "configure_train" not in vars(detector.strategy)  # the object is as it was
     with pytest.raises(AttributeError):
         detector.nothing  # noqa: B018
+    with pytest.raises(TypeError, match="colour"):
+        NFLDetector(FedAvg(), 1.0).start(own, arrays(**ZERO), colour="blue")
 
 
 def test_a_loop_of_ones_own() -> None:

@@ -1,4 +1,4 @@
-"""LindtMod on a real ClientApp: nothing changes until the flag is set, then the dual model trains and predicts."""
+"""Dual on a real ClientApp: nothing changes until the flag is set, then the dual model trains and predicts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lindt.client.adaptations.dual import intertwine
 from lindt.client.training import initial_private
 from lindt.errors import PlanError, UserError
-from lindt.flower import LindtMod, NFLDetector
+from lindt.flower import Dual, NFLDetector
 from lindt.flower.replies import load_arrays
 
 CLIENTS = 4
@@ -76,9 +76,9 @@ def own_app(mods: list[Any]) -> ClientApp:
     return app
 
 
-def mod(folder: Path, **settings: Any) -> LindtMod:
+def mod(folder: Path, **settings: Any) -> Dual:
     given = {"model": lambda _: net(), "data": samples, "optimizer": sgd, "batch": 10, "folder": folder}
-    return LindtMod(**given | settings)
+    return Dual(**given | settings)
 
 
 def play(app: ClientApp, rounds: int = 6, epsilon: float = 0.01, patience: int = 2, strategy: Any = None) -> FakeGrid:

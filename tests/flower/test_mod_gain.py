@@ -1,4 +1,4 @@
-"""LindtMod's gain reports: V_i that nothing trains on, P_i trained once, and the numbers of the core's client."""
+"""Dual's gain reports: V_i that nothing trains on, P_i trained once, and the numbers of the core's client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LindtMod looks at its client's own data and model when it is first met, and warns in the client's log."""
+"""Dual looks at its client's own data and model when it is first met, and warns in the client's log."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ from small_apps import heard
 from torch import Tensor, nn
 
 from lindt.errors import PlanError, UserError
-from lindt.flower.client_store import AloneScores, ClientStore, default_folder
+from lindt.flower.client_store import AloneScores, ClientStore
 from lindt.flower.protocol import Instruction
+from lindt.flower.vault import default_folder
 from lindt.runs.files import seal
 
 

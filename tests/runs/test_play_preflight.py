@@ -106,7 +106,7 @@ def test_a_mistake_is_refused_with_code_2_before_anything_is_written(
 def test_every_engine_finds_each_mistake_before_anything_is_written(
     tmp_path: Path, mistake: Mistake, engine: str
 ) -> None:
-    """What `run_plan` and `run_on_flower` begin with. `federate` and LindtMod have tests of their own."""
+    """What `run_plan` and `run_on_flower` begin with. `federate` and Dual have tests of their own."""
     if engine == "flower":
         pytest.importorskip("flwr")
     folder = tmp_path / "run"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-import secrets
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +17,15 @@ from lindt.client.private_store import PrivateStore, newest, prune
 from lindt.client.training import fit, forward_all, global_step
 from lindt.data.examples import LocalWork, subset
 from lindt.errors import UserError
+from lindt.gains import with_noise
 from lindt.plan.plan import Plan, private_clients
 from lindt.plan.problem import Problem, paired, sample_values, split_validation
 from lindt.protocols import (
-    PAIRS,
     ChoosesOnValidation,
     ClientTally,
     Context,
     Examples,
     GainReport,
-    Paired,
     Predictor,
     Reply,
     Task,
@@ -57,29 +54,6 @@ class WorkerContext:
     def private_module(self) -> nn.Module:
         """A second module to work in, for P_i; as with `shared`, the next client writes its own weights into it."""
         return copy.deepcopy(self.shared).eval()
-
-
-def with_noise(report: GainReport, b: float, uniform: Callable[[], float] | None = None) -> GainReport:
-    """The report with Laplace noise of scale b on each of its numbers; as it is where b is 0.
-
-    `uniform` draws from [0, 1). Without it the operating system's generator does: a seed that the server knows, or can
-    find by trying all, would let it subtract the noise. The mean squares would tell as much as the means: 1 stands in
-    their place, the most that they can be.
-    """
-    if not b:
-        return report
-    draw = uniform or secrets.SystemRandom().random
-
-    def laplace() -> float:
-        centred = draw() - 0.5
-        return -b * math.copysign(math.log1p(-2 * abs(centred)), centred)
-
-    pairs = {name: getattr(report, name) for name in PAIRS}
-    noisy: dict[str, Any] = {
-        name: Paired(pair.mean + laplace(), 1.0) for name, pair in pairs.items() if pair is not None
-    }
-    first = None if report.first_batch is None else report.first_batch + laplace()
-    return replace(report, first_batch=first, **noisy)
 
 
 @final

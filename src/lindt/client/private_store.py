@@ -10,21 +10,27 @@ from __future__ import annotations
 import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, final
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol, final
 
 from lindt.errors import UserError
 from lindt.runs.files import remove, seal, unseal, write_whole
 
-Kept = tuple[dict[str, Tensor], dict[str, float]]  # v_i by name, and the method's notes of that round
+if TYPE_CHECKING:  # versions of what is no tensor are pruned without torch
+    from torch import Tensor
+
+Kept = tuple[dict[str, "Tensor"], dict[str, float]]  # v_i by name, and the method's notes of that round
 
 
-class PrivateStore(Protocol):
+class Versions(Protocol):
+    """What can be forgotten round by round."""
+
     def rounds(self, client: int) -> list[int]: ...
+    def drop(self, client: int, round: int) -> None: ...
+
+
+class PrivateStore(Versions, Protocol):
     def read(self, client: int, round: int) -> Kept: ...
     def write(self, client: int, round: int, kept: Kept) -> None: ...
-    def drop(self, client: int, round: int) -> None: ...
     def flush(self) -> None:
         """What was written is kept for good once this has returned; raises what went wrong."""
         ...
@@ -35,19 +41,19 @@ def newest(versions: PrivateStore, client: int, *, up_to: int) -> Kept | None:
     return versions.read(client, max(rounds)) if rounds else None
 
 
-def prune(versions: PrivateStore, client: int, keep: int) -> None:
+def prune(versions: Versions, client: int, keep: int) -> None:
     """Forget the versions that no checkpoint from round `keep` on can ask for."""
     old = sorted(round for round in versions.rounds(client) if round <= keep)
     for round in old[:-1]:
         versions.drop(client, round)
 
 
-def forget_after(versions: PrivateStore, client: int, round: int) -> None:
+def forget_after(versions: Versions, client: int, round: int) -> None:
     for later in [r for r in versions.rounds(client) if r > round]:
         versions.drop(client, later)
 
 
-def meet_session(versions: PrivateStore, client: int, mark: Path, session: str, since: int) -> None:
+def meet_session(versions: Versions, client: int, mark: Path, session: str, since: int) -> None:
     """Before a task of a server's session: where the session is new, drop every v_i written after round `since`.
 
     A server that is resumed from round `since` begins a new session and plays the later rounds again. `mark` is the

@@ -1,7 +1,9 @@
-"""LINDT in somebody's own Flower app: `NFLDetector` around the strategy, `LindtMod` on the ClientApp.
+"""LINDT in somebody's own Flower app, in two lines.
 
-from lindt.flower import NFLDetector       # in server_app.py
-from lindt.flower import LindtMod          # in client_app.py
+app = lindt.flower.wrap(app)            # the last line of client_app.py
+strategy = NFLDetector(FedAvg())        # in server_app.py
+
+`wrap(app, dual=Dual(model=..., ...))` keeps the paper's intertwined training.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from lindt.errors import UserError
 
 if TYPE_CHECKING:
+    from lindt.flower.client_app import wrap
     from lindt.flower.detector import NFLDetector
-    from lindt.flower.mod import LindtMod
+    from lindt.flower.mod import Dual, LindtMod
 
 
-__all__ = ["LindtMod", "NFLDetector"]
-_HOMES = {"LindtMod": "mod", "NFLDetector": "detector"}
+__all__ = ["Dual", "LindtMod", "NFLDetector", "wrap"]
+_HOMES = {"Dual": "mod", "LindtMod": "mod", "NFLDetector": "detector", "wrap": "client_app"}
 
 
 def __getattr__(name: str) -> Any:

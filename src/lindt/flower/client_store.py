@@ -18,25 +18,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
-from urllib.parse import quote
 
 import torch
 from torch import Tensor, nn
 
 from lindt.client.private_store import FolderStore, meet_session, newest, prune
-from lindt.errors import PlanError, UserError
-from lindt.flower.protocol import Instruction, log_message
-from lindt.runs.files import BrokenError, locked, read_plain, seal, unseal, write_whole
+from lindt.errors import UserError
+from lindt.flower.messages import Instruction, log_message
+from lindt.flower.vault import client_home, lock_client
+from lindt.runs.files import BrokenError, read_plain, seal, unseal, write_whole
 
 CLIENT = 0  # a store holds the versions of one client
-
-
-def default_folder() -> Path:
-    """LINDT_PRIVATE, or the user's own data folder: it must outlive a restart, so it is no cache."""
-    if os.environ.get("LINDT_PRIVATE"):
-        return Path(os.environ["LINDT_PRIVATE"])
-    home = os.environ.get("XDG_DATA_HOME")
-    return (Path(home) if home else Path.home() / ".local" / "share") / "lindt" / "private"
 
 
 @final
@@ -85,10 +77,7 @@ class ClientStore:
     """One client's files in one experiment."""
 
     def __init__(self, folder: Path, experiment: str, client: str) -> None:
-        name = quote(client, safe="")
-        if not 0 < len(name) <= 200:
-            raise PlanError("client_id", client, "give a name of 1 to 200 characters")
-        self.home = folder / experiment / f"client-{name}"  # the prefix keeps `..` from leading out
+        self.home = client_home(folder, experiment, client)
         self._versions = FolderStore(self.home, "v")
 
     @property
@@ -104,12 +93,7 @@ class ClientStore:
 
     def locked(self, wait: float = 60.0) -> AbstractContextManager[None]:
         """One process a client. A node that was killed may leave a process that still trains: it is waited for."""
-        self.open()
-        busy = (
-            f"{self.home}: another process has trained this client for {wait:g} seconds; "
-            "stop it, or give each client an id of its own"
-        )
-        return locked(self.home / "lock", wait=wait, busy=busy)
+        return lock_client(self.home, wait)
 
     def begin_session(self, instruction: Instruction) -> None:
         """Drop the v_i of rounds that the server's session, if it is new, will play again."""

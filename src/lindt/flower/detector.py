@@ -1,6 +1,7 @@
 """NFLDetector: detection around any Flower strategy, in one line of a ServerApp.
 
-    strategy = NFLDetector(FedAvg())                              # tests the gains that clients with LindtMod report
+    strategy = NFLDetector(FedAvg())                              # tests the gains that wrapped clients report
+    strategy = NFLDetector(FedAvg(), recover=False)               # detection only
     strategy = NFLDetector(FedAvg(), epsilon=0.3, patience=10)    # the paper's rule (Alg. 2, s6-s11)
     strategy.start(grid, initial_arrays, num_rounds=50)
 
@@ -14,6 +15,7 @@ Legend: K clients answering, P weights.
 from __future__ import annotations
 
 import math
+import re
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
@@ -35,9 +37,19 @@ from lindt.flower.measure import (
     measure_statistics,
     with_probes,
 )
-from lindt.flower.protocol import PREFIX, Instruction, detach_gain, log_message, reports_of, with_own_config
+from lindt.flower.messages import PREFIX, START, Instruction, Visit, log_message, pack_records, with_own_config
+from lindt.flower.protocol import detach_visit, reports_of
 from lindt.flower.recorder import RunFolder, RunRecorder
-from lindt.flower.replies import ValidReplies, consistent_replies, float_names, validate_replies, weights_of
+from lindt.flower.replies import (
+    Replies,
+    ValidReplies,
+    consistent_replies,
+    float_names,
+    may_be_updates,
+    nonfinite_names,
+    validate_replies,
+    weights_of,
+)
 from lindt.protocols import (
     Decision,
     Detection,
@@ -72,11 +84,15 @@ VERDICTS: Final = {"hurts": -1, "too early": 0, "undecided": 0, "helps": 1}  # t
 class NFLDetector(Strategy):
     """Wraps a strategy. With `folder` the run is kept there in our own format, and taken up again after a crash.
 
-    By default it tests the gains that clients report with their training (LindtMod), with no number to choose.
+    By default it tests the gains that clients report with their training (`wrap`), with no number to choose.
     `detection` is another test than `Gain()`: `Gain(noise=b)` has each client add Laplace noise of scale b to the
     numbers of its reports, `Gain(panel=0.5)` has half of the clients hold out data, train a private model and report.
     `recover_at` says when recovery starts: at the early "warning", or at the
     "verdict" that federation hurts. It is switched off when what the clients predict with is shown worse than w.
+    With `recover=False` clients are never asked to recover: detection only.
+
+    `replies` says whether the app's clients send "weights", as Flower's strategies expect, or "updates", which a
+    strategy of the user's own adds to w. Without it, replies that look like updates are refused.
 
     With `epsilon` it is the paper's rule, to which `patience`, `statistic`, `counting`, `stop` and `again` belong.
     `statistic` is what is held against epsilon: `delta` (Eq. 7), `clean` (around the aggregate before noise),
@@ -96,9 +112,13 @@ class NFLDetector(Strategy):
         again: Literal["rearm", "once"] | None = None,
         detection: Detection | None = None,
         recover_at: Literal["warning", "verdict"] | None = None,
+        recover: bool = True,
+        replies: Replies | None = None,
         folder: str | Path | None = None,
         name: str = "flower",
     ) -> None:
+        if replies not in (None, "weights", "updates"):
+            raise PlanError("replies", replies, 'say "weights" or "updates"')
         if not isinstance(strategy, Strategy):
             raise UserError(f"strategy: a {type(strategy).__name__}; give one of flwr.serverapp.strategy")
         links = list(chain(strategy))
@@ -109,7 +129,7 @@ class NFLDetector(Strategy):
         if rule is not None:
             if recover_at is not None:
                 raise PlanError("recover_at", recover_at, "follows the test of gains: leave out epsilon, or this")
-            stopping = stop or Persist(), again or "rearm"
+            stopping = stop or Persist(), "once" if not recover else again or "rearm"
             self.rule = OnDetection(rule.epsilon, rule.patience, rule.statistic, rule.counting, *stopping)
         else:
             for word, given in (("stop", stop), ("again", again)):
@@ -131,6 +151,15 @@ class NFLDetector(Strategy):
         if run_folder is not None:  # a loop of the user's own just ends: when the detector goes, or the process
             weakref.finalize(self, run_folder.close)
         self._session = ""
+        self._recover, self._replies = recover, replies
+        self._own = strategy  # as the user gave it
+        self._start: bytes = b""  # w^0, packed
+        self._fixed: frozenset[str] = frozenset()  # arrays of w^0 with NaN or infinity, as a causal mask has
+        self._asked: set[int] = set()  # nodes that were sent a training in this session
+        self._wanting: set[int] = set()  # nodes that have no w^0
+        self._are_weights = False  # whether a round has shown that replies are no updates
+        self._wrapped = False  # whether any client has answered wrapped
+        self._counted: tuple[object, ...] = ()  # what the log was told of wrapped clients
         self._sent: ArrayRecord | None = None  # w^{r-1}; None until the run has begun
         self._since = 0  # the round this session goes on after
         self._offset = 0  # from the rounds that Flower's start() counts to the run's own
@@ -175,13 +204,17 @@ class NFLDetector(Strategy):
         return self._begin(arrays, num_rounds, own_loop=True)
 
     def _begin(self, arrays: ArrayRecord, num_rounds: int, *, own_loop: bool) -> tuple[int, ArrayRecord]:
-        weights_of(arrays, float_names(arrays))  # raises where there is nothing to measure
+        self._fixed = nonfinite_names(arrays)
+        weights_of(arrays, float_names(arrays) - self._fixed)  # raises where there is nothing to measure
+        self._start, self._asked, self._wanting = pack_records(RecordDict({"arrays": arrays})), set(), set()
+        self._wrapped, self._counted, self._are_weights = False, (), False
         saved = self._recorder.resume(num_rounds, self.strategy, arrays, own_loop=own_loop)
         self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
         self.seen, self.scores, self._told = None, None, {}
         self._rounds, self._judged = num_rounds, self.detection.begin()
         self.found = self._judged
         if saved is not None:
+            self._are_weights = True  # as in its first rounds
             self._since, self.state, arrays = saved.round, saved.recovery, saved.arrays
             self._judged = saved.detection if self.detection.reports and saved.detection else self._judged
             self.found = _shown(self._judged)
@@ -203,8 +236,13 @@ class NFLDetector(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+        **own: Any,
     ) -> Result:
-        """As Flower's own, with true round numbers when it goes on from a checkpoint of `folder`."""
+        """As Flower's own, with true round numbers when it goes on from a checkpoint of `folder`.
+
+        Where the strategy has a `start` of its own (logging, checkpoints of the best model), that is what runs, with
+        the detector's methods in place of the strategy's; `own` are further arguments of it.
+        """
         try:
             done, arrays = self._begin(initial_arrays, num_rounds, own_loop=False)
             if done >= num_rounds:
@@ -213,10 +251,13 @@ class NFLDetector(Strategy):
                 return Result(arrays=arrays)
             score = (lambda r, w: evaluate_fn(r + done, w)) if evaluate_fn else None
             left = num_rounds - done
-            result = super().start(grid, arrays, left, timeout, train_config, evaluate_config, score)
+            given = (grid, arrays, left, timeout, train_config, evaluate_config, score)
+            result = self._own_start(given, own) if self._has_own_start() else super().start(*given, **own)
             self._recorder.finish()
         finally:
             self._recorder.close()
+        if not isinstance(result, Result):
+            return result
         for found in (
             result.train_metrics_clientapp, result.evaluate_metrics_clientapp, result.evaluate_metrics_serverapp
         ):  # fmt: skip
@@ -224,6 +265,42 @@ class NFLDetector(Strategy):
             found.clear()
             found.update(later)
         return result
+
+    def _require_weights(self, valid: ValidReplies) -> None:
+        """Replies that may be updates are refused until the user has said what they are."""
+        assert self._sent is not None
+        found = None if self._replies or self._are_weights else may_be_updates(valid, self._sent)
+        if found:
+            raise UserError(
+                "the clients' replies lie nearer to 0 than to the w that they were sent: they may be updates. Say "
+                'NFLDetector(..., replies="updates") where the strategy adds them to w, or replies="weights"'
+            )
+        self._are_weights = self._are_weights or found is not None
+
+    def _has_own_start(self) -> bool:
+        return type(self._own).start is not Strategy.start
+
+    def _own_start(self, given: tuple[Any, ...], own: Mapping[str, Any]) -> Any:
+        """The start() of the user's strategy, on the user's own object, whose methods are the detector's meanwhile.
+
+        The strategy's own methods, which the detector calls, are bound before.
+        """
+        kept = self.strategy
+        if kept is not self._own:  # a DP wrapper with a start() of its own, between two probes
+            raise UserError(
+                f"strategy: {type(self._own).__name__} adds noise and has a start() of its own; call "
+                "detector.begin(arrays, rounds) and the detector's methods in a loop, as NFLDetector.begin shows"
+            )
+        self.strategy = _BoundStrategy(self._own)
+        methods = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
+        try:
+            for name in methods:
+                setattr(self._own, name, getattr(self, name))
+            return self._own.start(*given, **own)
+        finally:
+            for name in methods:
+                vars(self._own).pop(name, None)
+            self.strategy = kept
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -239,7 +316,24 @@ class NFLDetector(Strategy):
         self._recorder.ask(round, [message.metadata.dst_node_id for message in messages], connected)
         if self.detection.reports and connected and not any(self._on_panel(node) for node in connected):
             self._warnings.no_panel(self._panel, len(connected))
-        return self._with_instruction(messages, round)
+        messages = self._with_instruction(messages, round)
+        self._send_start(round, messages)
+        return messages
+
+    def _send_start(self, round: int, messages: list[Message]) -> None:
+        """w^0 to the clients that have none: those that came after the first round, and those that ask for it."""
+        sent = 0
+        for message in messages:
+            node = message.metadata.dst_node_id
+            late = self._since == 0 and round > 1 and node not in self._asked and self._wrapped
+            if self.detection.reports and self._on_panel(node) and (late or node in self._wanting):
+                next(iter(message.content.config_records.values()))[START] = self._start
+                self._wanting.discard(node)
+                sent += 1
+            self._asked.add(node)
+        if sent:
+            size = sent * len(self._start) / 1e6
+            log_message(f"round {round}: sent w^0 to {sent} clients that have none, {size:.3g} MB in all")
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -249,14 +343,19 @@ class NFLDetector(Strategy):
         clip_norm = self._probes.clip_norm()
         clipped_here = self._probes.clips_here()
         replies = list(replies)
-        gains = self._gains(round, replies)
+        gains, visits = self._gains(round, replies)
         valid = validate_replies(
             replies,
             self._sent,
             self._weighted_by,
             clipping=clip_norm is not None or clipped_here,
             clipped_here=clipped_here,
+            fixed=self._fixed,
+            updates=self._replies == "updates",
         )
+        if round == 1:
+            _require_some(valid, [visits.get(id(reply)) for reply in valid.passed if not reply.has_error()])
+        self._require_weights(valid)
         self._probes.watch(valid.names)
         if valid.nodes or self._probes.outer is None:
             arrays, metrics = self.strategy.aggregate_train(round, valid.passed)
@@ -264,7 +363,17 @@ class NFLDetector(Strategy):
             log_message(f"round {round}: no valid answer; w stays as it was", warn=True)
             arrays, metrics = None, None
         self.seen = (
-            measure_round(valid, self._sent, arrays, clip_norm, self._probes, self._warnings) if arrays else None
+            measure_round(
+                valid,
+                self._sent,
+                arrays,
+                clip_norm,
+                self._probes,
+                self._warnings,
+                updates=self._replies == "updates",
+            )
+            if arrays
+            else None
         )
         self._probes.forget()
         number = self._recorder.number
@@ -276,6 +385,8 @@ class NFLDetector(Strategy):
         self._judged = self.detection.judge(self._judged, evidence)
         self.found = _shown(self._judged)
         self.state = self.rule.judge(self.state, replace(evidence, detection=self._judged))
+        if not self._recover:
+            self.state = replace(self.state, on=False)
         self._recorder.played(
             round,
             valid,
@@ -291,6 +402,7 @@ class NFLDetector(Strategy):
         )
         self._played = round
         self._tell(round, valid, detected=self.state.detections > before)
+        self._tell_clients(round, [visits.get(id(r)) for r in valid.passed if not r.has_error()], len(reports))
         if self.detection.reports:
             self._tell_verdict(round, stopped=recovering and not self.state.on)
         if arrays is None or (self.seen is None and not self.detection.reports):
@@ -327,28 +439,38 @@ class NFLDetector(Strategy):
                 f"NFL when {rule.statistic} exceeds epsilon = {rule.epsilon:g} in more than r' = {rule.patience} rounds"
             )
         else:
-            log_message(f"tests the gains that clients report{self._level()}; recovery starts at the {rule.start}")
+            then = f"recovery starts at the {rule.start}" if self._recover else "detection only"
+            log_message(f"tests the gains that clients report{self._level()}; {then}")
         self.strategy.summary()
 
     def _level(self) -> str:
         alpha = getattr(self.detection, "alpha", None)
         return "" if alpha is None else f", at level {alpha:g}"
 
-    def _gains(self, round: int, replies: list[Message]) -> dict[int, GainReport]:
-        """The gain reports, by the identity of their reply. They are taken out: strategies see the user's records."""
+    def _gains(self, round: int, replies: list[Message]) -> tuple[dict[int, GainReport], dict[int, Visit]]:
+        """The gain reports and what wrapped clients say of their visit, by the identity of their reply.
+
+        They are taken out: strategies see the user's records.
+        """
         found: dict[int, GainReport] = {}
+        visits: dict[int, Visit] = {}
         for reply in replies:
             if reply.has_error():
                 continue
             try:
-                report = detach_gain(reply.content)
+                visit, report = detach_visit(reply.content)
             except ValueError as error:
                 fault = f"node {reply.metadata.src_node_id} sent a gain report that cannot be understood"
                 log_message(f"round {round}: {fault}: {one_line(str(error))}", warn=True)
             else:
                 if report is not None and self.detection.reports and self._on_panel(reply.metadata.src_node_id):
                     found[id(reply)] = report
-        return found
+                if visit is not None:
+                    visits[id(reply)] = visit
+                    if visit.wants_start:
+                        self._wanting.add(reply.metadata.src_node_id)
+        self._wrapped = self._wrapped or bool(visits)
+        return found, visits
 
     def _next(self, server_round: int) -> int:
         """The run's own number of a round that is about to be played."""
@@ -360,12 +482,19 @@ class NFLDetector(Strategy):
     def _with_instruction(self, messages: list[Message], round: int) -> list[Message]:
         keep = max(0, round - 2)  # a checkpoint of the round before last may still be gone back to
         instruction = Instruction(
-            self._experiment, self._session, self._since, round, keep, self.state.on, self.detection.reports
+            self._experiment,
+            self._session,
+            self._since,
+            round,
+            keep,
+            self.state.on,
+            self.detection.reports,
+            weighted_by=self._weighted_by,
+            replies=self._replies or "weights",
         )
         for message in messages:
             panel = self._on_panel(message.metadata.dst_node_id)
-            if self._panel < 1:
-                with_own_config(message)
+            with_own_config(message)
             replace(instruction, panel=panel, noise=self._noise if panel else 0.0).put(message)
         return messages
 
@@ -400,9 +529,37 @@ class NFLDetector(Strategy):
             against = f"{rule.statistic} {watched:.4g} / epsilon {rule.epsilon:g}"
             log_message(f"round {round}: {against}, count {self.state.count} / r' {rule.patience}")
         if detected:
+            then = "clients are asked to recover from now on" if self._recover else "detection only, nobody recovers"
+            log_message(f"round {round}: NFL suspected; {then}", warn=True)
+
+    def _tell_clients(self, round: int, visits: list[Visit | None], reports: int) -> None:
+        """How many clients answered wrapped, report and recover, when that has changed; and what it cost."""
+        wrapped = [visit for visit in visits if visit is not None]
+        recover, silent = sum(visit.recovers for visit in wrapped), sum(visit.silent for visit in wrapped)
+        asked = self.state.on and bool(visits) and self._counted[:1] == (True,)
+        counts = (len(wrapped), reports, recover, silent)
+        counted = (self.state.on, *("all" if n == len(visits) else "some" if n else "none" for n in counts))
+        if counted != self._counted and (wrapped or reports):
+            calls, seconds = sum(visit.calls for visit in wrapped), math.fsum(visit.seconds for visit in wrapped)
+            text = f"of {len(visits)} clients {len(wrapped)} answered wrapped, {reports} report, {recover} recover"
+            text += f"; {silent} report nothing, as they add noise to what they send" if silent else ""
+            cost = f"extra calls of their train functions: {calls}; all extra work took {seconds:.1f} s"
+            log_message(f"round {round}: {text}; {cost}")
+        if asked and not recover and "nobody" not in self._told:
+            self._told["nobody"] = True
             log_message(
-                f"round {round}: NFL suspected; clients train and predict with their dual model from now on", warn=True
+                f"round {round}: no client recovers: the last line of the client's file must be "
+                "app = lindt.flower.wrap(app)",
+                warn=True,
             )
+        for problem in sorted({visit.problem for visit in wrapped if visit.problem} - self._told.keys()):
+            clients = sorted(visit.client for visit in wrapped if visit.problem == problem)
+            self._told[problem] = True
+            more = f" and {len(clients) - 5} more" if len(clients) > 5 else ""
+            log_message(
+                f"round {round}: client {', '.join(clients[:5])}{more}: no report: {one_line(problem)}", warn=True
+            )
+        self._counted = counted
 
     def _tell_verdict(self, round: int, *, stopped: bool) -> None:
         """Each answer of the test of gains, when it has changed."""
@@ -424,10 +581,66 @@ class NFLDetector(Strategy):
             )
         if stopped:
             log_message(
-                f"round {round}: dual models were shown worse than the shared model; recovery is off, and clients "
+                f"round {round}: adapted models were shown worse than the shared model; recovery is off, and clients "
                 "predict with the shared model",
                 warn=True,
             )
+
+
+def _require_some(valid: ValidReplies, visits: list[Visit | None]) -> None:
+    """In the first round: a mistake that every client meets is an error, not a run to the end with an empty model."""
+    if valid.refused and not valid.nodes:
+        reasons = {re.sub(r"[0-9]+", "#", reason) for reason in valid.refused.values()}
+        first = next(iter(valid.refused.values()))
+        failed = [reason for reason in valid.refused.values() if reason.startswith("failed: ")]
+        ours = not failed or all("lindt" in reason or "UserError" in reason for reason in failed)
+        if len(reasons) == 1 and ours:
+            raise UserError(f"round 1: every client's reply is refused for the same reason: {first}")
+    problems = [visit.problem for visit in visits if visit is not None and visit.ours]
+    if problems and len(problems) == len(visits) and len({re.sub(r"[0-9]+", "#", one) for one in problems}) == 1:
+        raise UserError(f"round 1: no client can report, all for the same reason: {problems[0]}")
+
+
+@final
+class _BoundStrategy(Strategy):
+    """A strategy's own methods, bound before others take their place on the object."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.inner = strategy
+        self.methods = {
+            name: getattr(strategy, name)
+            for name in ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
+        }
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        found: Iterable[Message] = self.methods["configure_train"](server_round, arrays, config, grid)
+        return found
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        found: tuple[ArrayRecord | None, MetricRecord | None] = self.methods["aggregate_train"](server_round, replies)
+        return found
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        found: Iterable[Message] = self.methods["configure_evaluate"](server_round, arrays, config, grid)
+        return found
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        found: MetricRecord | None = self.methods["aggregate_evaluate"](server_round, replies)
+        return found
+
+    def summary(self) -> None:
+        self.methods["summary"]()
 
 
 def _suitable(detection: Detection) -> Detection:

@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Strategy
 from torch import Tensor
 
 from lindt.errors import UserError
-from lindt.flower.protocol import log_message
+from lindt.flower.messages import log_message
 from lindt.flower.replies import ValidReplies, statistics_of, weights_of
 from lindt.protocols import Buffers, Divergence, Statistic
 from lindt.server.aggregation import buffer_divergence
@@ -40,8 +40,11 @@ def measure_round(
     clip_norm: float | None,
     probes: Probes,
     warnings: DetectorWarnings,
+    *,
+    updates: bool = False,
 ) -> Divergence | None:
     """Eq. 5 and 7; None where nothing can be measured. `clip_norm` is S as it was when the round was clipped.
+    `updates`: clients sent updates, which the strategy was given as they are; `valid` has the weights.
 
     `sent` is w^{r-1}, `arrays` what the strategy made of the replies.
     """
@@ -52,6 +55,8 @@ def measure_round(
         log_message("the aggregate has other weights than the clients sent: there is nothing to measure", warn=True)
         return None
     given_KP = probes.given(valid.w_KP)
+    if updates and given_KP is not valid.w_KP:
+        given_KP = given_KP + weights_of(sent, valid.names)
     clipped = clipped_share(valid.lengths_K, clip_norm)
     # `spread` is the same of weights as of updates: they differ by w^{r-1} alone.
     seen = measure(valid.w_KP, w_P, probes.noise(w_P), given_KP, clipped, last_updates(given_KP, sent, valid.names))
@@ -251,9 +256,10 @@ class DetectorWarnings:
         self.statistic, self.links = statistic, links
         self.said: set[str] = set()
         self._clipped = self._updates = 0.0
-        own = [type(link).__name__ for link in links if type(link).start is not Strategy.start]
+        own = [type(link).__name__ for link in links[1:] if type(link).start is not Strategy.start]
         if own:
-            self._once("start", f"{', '.join(own)} has a start() of its own, which is not called: the detector's is")
+            wraps = type(links[0]).__name__
+            self._once("start", f"{', '.join(own)} has a start() of its own, which {wraps} around it does not call")
 
     def clipping(self, share: float, updates: int) -> None:
         self._clipped, self._updates = self._clipped + share * updates, self._updates + updates

@@ -1,11 +1,11 @@
-"""LindtMod: recovery (Alg. 2, c4-c16) in one line of a ClientApp.
+"""Dual: the paper's recovery (Alg. 2, c4-c16) in a Flower app whose model is named.
 
-    app = ClientApp(mods=[LindtMod(model=..., data=..., optimizer=..., epochs=1)])
+    app = wrap(app, dual=Dual(model=..., data=..., optimizer=..., epochs=1))
 
 Until the server's flag is set the user's own training runs, untouched. Then the mod trains the dual model in its
 place and sends back w_i alone; v_i stays in a file on this machine. The user's own evaluation always runs and
-speaks of the shared model; the mod adds how the client itself fares. It must be the last of the app's mods: those
-before it (clipping, say) then see what it sends.
+speaks of the shared model; the mod adds how the client itself fares. It is the last of the app's mods: those
+before it (clipping, say) then see what it sends. `wrap` puts it there.
 
 Where the server tests gains, the client trains a private model P_i once, and adds a GainReport to the reply of each
 training: how the received w does on its validation part V_i, less how P_i does. The app's own training reads its own
@@ -17,7 +17,9 @@ too are left out. A client that the server leaves out of its panel holds out not
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,25 +32,27 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
-from lindt.client.adaptations.dual import Dual, Scale
-from lindt.client.client import with_noise
+from lindt.client.adaptations.dual import Dual as DualModel
+from lindt.client.adaptations.dual import Scale
 from lindt.client.training import FEW, NoPenalty, fit, forward_all, global_step, initial_private, name_of, training_step
 from lindt.data.examples import LocalWork, add_samples, as_examples, sample_hashes, split, stratified, subset
-from lindt.errors import PlanError, UserError, require
-from lindt.flower.client_store import AloneScores, ClientStore, default_folder
+from lindt.errors import PlanError, UserError, one_line, require
+from lindt.flower.client_store import AloneScores, ClientStore
+from lindt.flower.messages import PREFIX, Instruction, Visit, log_message
 from lindt.flower.protocol import (
     ClientReport,
-    Instruction,
     Next,
     attach_gain,
+    attach_visit,
     instruction_of,
-    log_message,
     must_be_last,
     penalty_of,
     record_of,
     sums_of,
 )
 from lindt.flower.replies import load_arrays, to_arrays
+from lindt.flower.vault import default_folder
+from lindt.gains import with_noise
 from lindt.plan.plan import Alone
 from lindt.plan.problem import METRICS, MeanOf, paired, sample_values
 from lindt.protocols import (
@@ -90,7 +94,7 @@ class LossRecorder:
 class ClientTrainer:
     loss: Loss
     optimizer: Optimizer
-    dual: Dual
+    dual: DualModel
     batch: int
     metric: Metric
     device: torch.device
@@ -233,10 +237,10 @@ def _untrained(held_out: Examples, train: Examples) -> Tensor:
 
 
 @final
-class LindtMod:
+class Dual:
     """`model(context)` builds the user's nn.Module; `data(context, "train")`, or "test", gives the samples: a pair of
-    tensors, a dataset or a DataLoader. `optimizer(params)` is called for w and for v_i. `points` names attach points
-    where the model is no nn.Sequential.
+    tensors, a dataset or a DataLoader. `optimizer(params)`, or `optimizer(params, config)` with the message's config,
+    is called for w and for v_i. `points` names attach points where the model is no nn.Sequential.
 
     `private_epochs` is how long the client trains its private model P_i, once, when it is first needed: a number of
     epochs, 0 for never, or None. None follows the server: where it tests gains, the number is chosen on a part of the
@@ -253,7 +257,7 @@ class LindtMod:
         *,
         model: Callable[[AppContext], nn.Module],
         data: Callable[[AppContext, str], object],
-        optimizer: Optimizer,
+        optimizer: Optimizer | Callable[[list[nn.Parameter], Mapping[str, Any]], torch.optim.Optimizer],
         loss: Loss = cross_entropy,
         epochs: int | Callable[[AppContext], int] = 1,
         points: Sequence[str] = (),
@@ -277,8 +281,16 @@ class LindtMod:
         self.preflight = preflight
         self.folder = Path(folder) if folder is not None else default_folder()
         judge: Metric = MeanOf(metric) if callable(metric) else METRICS[metric]
-        dual = Dual(points=tuple(points), scale=scale)
-        self.trainer = ClientTrainer(loss, optimizer, dual, batch or 32, judge, torch.device(device))
+        dual = DualModel(points=tuple(points), scale=scale)
+        self._optimizer, self._config = optimizer, dict[str, Any]()
+        self._sees_config = _takes_config(optimizer)
+        self.trainer = ClientTrainer(loss, self._made_optimizer, dual, batch or 32, judge, torch.device(device))
+
+    def _made_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        """The user's, which may read the rate from the config of the message."""
+        made: Any = self._optimizer
+        found: torch.optim.Optimizer = made(parameters, self._config) if self._sees_config else made(parameters)
+        return found
 
     def __call__(self, message: Message, context: AppContext, call_next: Next) -> Message:
         must_be_last(call_next)
@@ -286,6 +298,8 @@ class LindtMod:
         instruction = instruction_of(message)
         if instruction is None or kind not in (MessageType.TRAIN, MessageType.EVALUATE):
             return call_next(message, context)
+        configs = message.content.config_records
+        self._config = {k: v for k, v in next(iter(configs.values())).items() if not k.startswith(PREFIX)}
         store = self._store(instruction, context)
         if store.new:
             self._check(message, context, instruction)
@@ -294,16 +308,24 @@ class LindtMod:
             gain = self._gain(record_of(message), context, instruction, store) if self._reports(instruction) else None
             recovering = instruction.recovering
             reply = self._train(message, context, instruction, store) if recovering else call_next(message, context)
-            if gain is not None and not reply.has_error():
-                attach_gain(reply.content, gain)
+            if not reply.has_error():
+                if gain is not None:
+                    attach_gain(reply.content, gain)
+                if recovering:
+                    attach_visit(reply.content, Visit(self._client(context), recovers=True))
             return reply
         record = record_of(message)
         w = ArrayRecord(dict(record))  # the user's evaluation may take the arrays out of the message
         reply = call_next(message, context)
         if not reply.has_error():
-            report = self._report(w, context, instruction, store)
-            if report is not None:
-                report.attach(reply.content)
+            try:
+                report = self._report(w, context, instruction, store)
+            except Exception as error:  # noqa: BLE001  # the user's own evaluation goes out as it is
+                problem = one_line(str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}")
+                log_message(f"client {self._client(context)}: no report: {problem}", warn=True)
+            else:
+                if report is not None:
+                    report.attach(reply.content)
         return reply
 
     def predictor(self, message: Message, context: AppContext) -> Predictor:
@@ -501,8 +523,9 @@ class LindtMod:
         with isolated_random_state(self._seed(instruction, context, "check"), self.trainer.device), torch.no_grad():
             shared = self._shared(record_of(message), context).eval()
             train, trainer = self._samples(context, "train")
-            x = train.take(torch.arange(2))[0].to(trainer.device)
-            trainer.dual.fits(shared, x)
+            x, y = train.take(torch.arange(2))
+            trainer.dual.fits(shared, x.to(trainer.device))
+            _try_loss(trainer, shared(x.to(trainer.device)).cpu(), y)
         if self._trains_alone(instruction):
             if self.preflight:
                 self._look(context, instruction)
@@ -549,6 +572,41 @@ class LindtMod:
 
     def _seed(self, instruction: Instruction, context: AppContext, purpose: str) -> int:
         return seed_for(0, instruction.experiment, self._client(context), instruction.round, purpose)
+
+
+def _takes_config(optimizer: Callable[..., Any]) -> bool:
+    """Whether it has a second argument named `config`, or one without a default."""
+    arguments = list(inspect.signature(optimizer).parameters.values())[1:]
+    return any(
+        one.name == "config" or (one.default is one.empty and one.kind < one.VAR_POSITIONAL) for one in arguments
+    )
+
+
+def _try_loss(trainer: ClientTrainer, outputs: Tensor, y: Tensor) -> None:
+    """The loss and the metric on two samples: what does not suit the model's outputs is an error now."""
+    shapes = f"outputs of shape {tuple(outputs.shape)} and labels of shape {tuple(y.shape)}"
+    if trainer.loss is cross_entropy and outputs.dim() == 2 and outputs.shape[1] == 1:
+        raise UserError(
+            "loss: cross entropy of a model with one output is always 0, so nothing would train; give the app's own "
+            "loss and metric, as binary_cross_entropy_with_logits"
+        )
+    try:
+        loss = trainer.loss(outputs, y)
+        values = trainer.metric.per_sample(outputs, y)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UserError(f"loss or metric: they fail on {shapes} ({one_line(str(error))}); give the app's own") from None
+    if loss.dim() or len(values) != len(y):
+        raise UserError(f"loss or metric: of {shapes} they make no one number, and one a sample; give the app's own")
+
+
+def LindtMod(**arguments: Any) -> Dual:  # noqa: N802  # the earlier name of Dual
+    """Deprecated: the earlier name of `Dual`, which `wrap(app, dual=Dual(...))` puts behind the app's other mods."""
+    warnings.warn(
+        "LindtMod is called Dual now: say app = lindt.flower.wrap(app, dual=Dual(...)) at the end of the client's file",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return Dual(**arguments)
 
 
 def training_key(

@@ -1,17 +1,12 @@
-"""What passes between detector and mods beside the user's own messages: an Instruction out, a report back.
+"""The reports of clients: a GainReport in the reply of a training, a ClientReport in that of an evaluation.
 
-The reply of a training carries a GainReport, that of an evaluation a ClientReport.
-
-An Instruction stands in the config of every message, as plain values: the flag (Alg. 2, s11), the experiment that v_i
-belongs to, the round. It has no field for v_i, and neither has a ClientReport: v_i never leaves its client.
-What comes over the network is checked here; a malformed instruction or report raises ValueError.
+What goes out to them is an Instruction (messages.py). A ClientReport has no field for v_i: v_i never leaves its client.
+What comes over the network is checked here; a malformed report raises ValueError.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, final
@@ -21,100 +16,27 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from torch import Tensor
 
 from lindt.client.training import NoPenalty, Proximal
-from lindt.errors import UserError, in_short, one_line
+from lindt.errors import UserError, one_line
+from lindt.flower.messages import LONGEST_REPORT, PREFIX, REPORT, Instruction, Visit
 from lindt.plan.problem import Accuracy, MeanOf
 from lindt.protocols import ClientTally, GainReport, Penalty
-from lindt.server.detection.gain import MOST_NOISE
-from lindt.server.updates import MOST_SAMPLES, clipped_report, pack_tally, unpack_report, unpack_tally, whole_number
-
-PREFIX = "lindt-"
-REPORT = "lindt"  # the record of a report in a reply
-LONGEST_REPORT: Final = 4096  # characters of a GainReport; ours have about 300
-_LOG = logging.getLogger("flwr")  # where a Flower user looks
-
-
-def log_message(text: str, *, warn: bool = False) -> None:
-    _LOG.log(logging.WARNING if warn else logging.INFO, "lindt: %s", text)
-
+from lindt.server.updates import clipped_report, pack_tally, unpack_report, unpack_tally
 
 MEAN: Final = MeanOf(torch.sub)  # stands for a client's own metric, whose function the server does not have
-
-
-OPTIONAL: Final[dict[str, bool | float]] = {"reports": False, "panel": True, "noise": 0.0}  # of an Instruction
-
-
-@final
-@dataclass(frozen=True)
-class Instruction:
-    """What the server tells a client. `since` is the round this session of the run went on from: a client that
-    meets a new `session` forgets what it learned after that round. Versions of v_i before `keep` may go. `reports`
-    says that gains are tested: clients of the `panel` add a gain report to each training, with Laplace noise of scale
-    `noise` on its numbers. These three are in the message only where they are not what they are by default."""
-
-    experiment: str
-    session: str
-    since: int
-    round: int
-    keep: int
-    recovering: bool
-    reports: bool = False
-    panel: bool = True
-    noise: float = 0.0
-
-    def put(self, message: Message) -> None:
-        """Into the message's config; where it has none, into one of its own. One record more would upset DP mods."""
-        configs = message.content.config_records
-        config = next(iter(configs.values())) if configs else ConfigRecord()
-        for name, value in asdict(self).items():
-            if name not in OPTIONAL or value != OPTIONAL[name]:
-                config[PREFIX + name] = value
-        if not configs:
-            message.content["config"] = config
-
-    @classmethod
-    def read(cls, message: Message) -> Instruction | None:
-        """None where no detector stands behind the message."""
-        configs = message.content.config_records
-        config: dict[str, Any] = dict(next(iter(configs.values()))) if configs else {}
-        if PREFIX + "experiment" not in config:
-            return None
-        names = cls.__dataclass_fields__
-        found: dict[str, Any] = {name: config.get(PREFIX + name, OPTIONAL.get(name)) for name in names}
-        for name in ("experiment", "session"):
-            # They name files on the client: letters and digits only, no way out of a folder.
-            if not isinstance(found[name], str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(found[name])):
-                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no name of an experiment or session")
-        for name in ("recovering", "reports", "panel"):
-            if not isinstance(found[name], bool):
-                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no flag")
-        for name in ("since", "round", "keep"):
-            found[name] = whole_number(found[name], PREFIX + name, MOST_SAMPLES)
-        if not isinstance(found["noise"], float) or not 0 <= found["noise"] <= MOST_NOISE:  # NaN is none of it
-            raise ValueError(f"{PREFIX}noise = {in_short(found['noise'])}: no scale of noise")
-        return cls(**found)
-
-
-def with_own_config(message: Message) -> None:
-    """Give the message a config of its own: strategies put the same content into the messages of all nodes.
-
-    The weights stay the same object.
-    """
-    records = dict(message.content)
-    for name, record in records.items():
-        if isinstance(record, ConfigRecord):
-            records[name] = ConfigRecord(dict(record))
-    message.content = RecordDict(records)
 
 
 @final
 @dataclass(frozen=True)
 class ClientReport:
     """How a client fares on its own test data: sums over samples, no sample. Each sum of the tally is a pair, the sum
-    over the samples and their number; `percent` says that a sample's score lies between 0 and 1."""
+    over the samples and their number; `percent` says that a sample's score lies between 0 and 1. `paired`: wins and
+    losses are known, sample by sample. `chosen`: the model behind `local` was chosen by its score on these data."""
 
     client: str
     tally: ClientTally
     percent: bool = True
+    paired: bool = True
+    chosen: bool = False
 
     @property
     def beta(self) -> float | None:
@@ -146,10 +68,15 @@ class ClientReport:
             return None
         found: dict[str, Any] = dict(content.config_records[REPORT])
         del content[REPORT]
+        if "visit" in found:
+            Visit.unpack(found["visit"])
+            if "tally" not in found:
+                return None
         client, percent = found.get("client"), found.get("percent")
+        paired, chosen = found.get("paired", True), found.get("chosen", False)
         if not isinstance(client, str) or not 0 < len(client) <= 200 or not client.isprintable():
             raise ValueError("a report without a client's name")
-        if not isinstance(percent, bool):
+        if not isinstance(percent, bool) or not isinstance(paired, bool) or not isinstance(chosen, bool):
             raise ValueError("a report that does not say how its scores are read")
         try:
             table = json.loads(str(found.get("tally")))
@@ -159,7 +86,7 @@ class ClientReport:
         pairs = [sums for sums in (tally.central, tally.local, tally.private) if sums is not None]
         if tally.attack_chances or any(float(sums[1]) != tally.samples for sums in pairs):
             raise ValueError("a report of other samples than its own")
-        return cls(client, tally, percent)
+        return cls(client, tally, percent, paired, chosen)
 
 
 def sums_of(scores: Tensor) -> Tensor:
@@ -188,12 +115,31 @@ def attach_gain(content: RecordDict, report: GainReport) -> None:
     content[REPORT] = ConfigRecord({"gain": json.dumps(asdict(report))})
 
 
+def attach_visit(content: RecordDict, visit: Visit) -> None:
+    """To the reply of a training, beside its gain report."""
+    found = content.config_records[REPORT] if REPORT in content else ConfigRecord()
+    found["visit"] = visit.pack()
+    content[REPORT] = found
+
+
 def detach_gain(content: RecordDict) -> GainReport | None:
     """Take it out again, clipped to its bounds; None where there is none, ValueError where it is no report."""
+    return detach_visit(content)[1]
+
+
+def detach_visit(content: RecordDict) -> tuple[Visit | None, GainReport | None]:
+    """Take out what a client says of its visit, and its gain report, clipped to its bounds.
+
+    None where there is none; ValueError where it is no such thing.
+    """
     if not isinstance(content.get(REPORT), ConfigRecord):
-        return None
-    written = content.config_records[REPORT].get("gain")
+        return None, None
+    found: dict[str, Any] = dict(content.config_records[REPORT])
     del content[REPORT]
+    visit = Visit.unpack(found["visit"]) if "visit" in found else None
+    if visit is not None and "gain" not in found:
+        return visit, None
+    written = found.get("gain")
     if not isinstance(written, str) or len(written) > LONGEST_REPORT:
         raise ValueError("no gain report")
     try:
@@ -202,7 +148,7 @@ def detach_gain(content: RecordDict) -> GainReport | None:
         raise ValueError("no gain report") from None
     if report is None:
         raise ValueError("a gain report with a number that is none")
-    return report
+    return visit, report
 
 
 Next = Callable[[Message, Context], Message]
@@ -230,4 +176,8 @@ def penalty_of(message: Message) -> Penalty:
 
 def must_be_last(call_next: Next) -> None:
     if getattr(call_next, "__module__", "").startswith("flwr.") and "make_ffn" in call_next.__qualname__:
-        raise UserError("mods: LindtMod must be the last of them, or clipping and the like would be passed over")
+        raise UserError(
+            "mods: Dual must be the last of them, or clipping and the like would be passed over. With mods of a "
+            "function, @app.train(mods=[...]), leave Dual out of the ClientApp's mods and end the file with "
+            "app = lindt.flower.wrap(app, dual=Dual(...))"
+        )

@@ -33,8 +33,10 @@ from torch import Tensor
 
 from lindt.errors import UserError
 from lindt.flower.measure import chain, reports_privacy
-from lindt.flower.protocol import ClientReport, log_message
+from lindt.flower.messages import log_message
+from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import ValidReplies
+from lindt.gains import whole_number
 from lindt.plan.file import to_dict
 from lindt.plan.problem import Accuracy
 from lindt.protocols import Detection, DetectionState, Divergence, GainReport, Recovery, RecoveryState
@@ -63,7 +65,7 @@ from lindt.server.detection.divergence import Delta
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
 from lindt.server.scores import Scores, summarise
-from lindt.server.updates import Refusal, whole_number
+from lindt.server.updates import Refusal
 
 MEMORY = ("m_t", "v_t", "momentum_vector", "clipping_norm")  # what Flower's strategies carry from round to round
 
@@ -310,6 +312,11 @@ class RunRecorder:
             # Each report is a sum over samples and their number: any metric that is a mean reads like accuracy.
             counted = frozenset(tallies)
             scores = summarise(tallies, Accuracy(), counted=counted, alphas=dict.fromkeys(tallies, 1.0))
+            if not all(report.paired for report in reports.values()):  # a mean over samples makes nothing clear
+                scores = replace(scores, clearly_harmed=None, clearly_better=None)
+            chosen = sum(report.chosen for report in reports.values())
+            if chosen:
+                scores = replace(scores, notes=scores.notes | {CHOSEN: chosen / len(reports)})
             names = self._names(round, reports)
             for node, report in reports.items():
                 self._know(self.number(node), test=report.tally.samples, name=names[node])
@@ -361,10 +368,12 @@ class RunRecorder:
         names = [f"{self._known[client]['name']} ({beta:+.3f})" for beta, client in hurt[:10]]
         more = f" and {len(hurt) - 10} more" if len(hurt) > 10 else ""
         who = f"worse off than alone: {', '.join(names)}{more}" if names else "nobody is worse off than alone"
-        log_message(f"round {round}: mean gain beta {scores.beta:+.3f}; {who}", warn=scores.beta < 0)
+        chosen = ", with models chosen on the same data" if CHOSEN in scores.notes else ""
+        log_message(f"round {round}: mean gain beta {scores.beta:+.3f}{chosen}; {who}", warn=scores.beta < 0)
 
 
 TASK = "a Flower app"
+CHOSEN: Final = "chosen on the same data"  # a note: the share of clients whose model was chosen on their test data
 # Loops of the user's own have no end that the detector sees. A new one on the same folder ends the one before.
 _OWN_LOOPS: Final[WeakValueDictionary[Path, RunFolder]] = WeakValueDictionary()
 

@@ -19,7 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import torch
@@ -99,9 +99,11 @@ def _names(model: nn.Module, record: ArrayRecord) -> dict[str, str]:
     )
 
 
+Replies = Literal["weights", "updates"]
 Values = dict[str, np.ndarray]
 
 
+UPDATE_LIKE: Final = 0.5  # a reply whose length is below this share of its distance from w may be an update
 Structure = tuple[tuple[str, tuple[int, ...]], ...]
 
 
@@ -122,6 +124,23 @@ def statistics_of(values: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
 def float_names(record: ArrayRecord) -> frozenset[str]:
     """Which arrays are weights. Ask a client's: a strategy's mean turns BatchNorm's counter into a float."""
     return frozenset(name for name, array in record.items() if "float" in array.dtype)
+
+
+def nonfinite_names(record: ArrayRecord) -> frozenset[str]:
+    """The arrays with NaN or infinity. In w^0 they are no weights: a causal mask of -inf in a buffer, say."""
+    values = {name: record[name].numpy() for name in float_names(record)}
+    return frozenset(name for name, array in values.items() if not np.isfinite(array).all())
+
+
+def may_be_updates(valid: ValidReplies, sent: ArrayRecord) -> bool | None:
+    """Whether most replies lie far nearer to 0 than to the w that was sent. From w = 0 nothing can be told: None."""
+    if not valid.nodes or not valid.names <= sent.keys():
+        return None
+    w_P = weights_of(sent, valid.names)
+    if w_P.numel() != valid.w_KP.shape[1] or not float(torch.linalg.vector_norm(w_P)):
+        return None
+    from_zero_K, from_w_K = (torch.linalg.vector_norm(rows_KP, dim=1) for rows_KP in (valid.w_KP, valid.w_KP - w_P))
+    return int((from_zero_K < UPDATE_LIKE * from_w_K).sum()) * 2 > len(valid.nodes)
 
 
 def structure_of(record: ArrayRecord) -> Structure:
@@ -150,18 +169,25 @@ def validate_replies(
     *,
     clipping: bool = False,
     clipped_here: bool = False,
+    fixed: frozenset[str] = frozenset(),
+    updates: bool = False,
 ) -> ValidReplies:
-    """`clipping`: the lengths of updates are wanted. `clipped_here`: the strategy clips updates on the server."""
+    """`clipping`: the lengths of updates are wanted. `clipped_here`: the strategy clips updates on the server.
+
+    `fixed` are arrays with NaN or infinity in w^0: they are no part of w, and a reply must have them as they were sent.
+    `updates`: replies are updates of w. The strategy is given them as they are; what is measured are weights.
+    """
     whole = [reply for reply in replies if not reply.has_error() and len(reply.content.array_records) == 1]
     structures = Counter(structure_of(_record(reply)) for reply in whole)
     # Some apps return other arrays than they were sent (adapters, say): then they agree with one another.
     expected = structure_of(sent)
     if structures and expected not in structures:
         expected = structures.most_common(1)[0][0]
-    before = {name: array.numpy() for name, array in sent.items()} if clipping else {}
+    given = {name: array.numpy() for name, array in sent.items() if clipping or updates or name in fixed}
+    before = given if clipping else {}
     # What most of them say: one client must not decide what is measured.
     said = Counter(float_names(_record(reply)) for reply in whole if structure_of(_record(reply)) == expected)
-    names = said.most_common(1)[0][0] if said else frozenset()
+    names = (said.most_common(1)[0][0] if said else frozenset()) - fixed
     usual = _usual([reply for reply in whole if structure_of(_record(reply)) == expected])
     rows: list[tuple[int, Tensor, float, float, dict[str, Tensor]]] = []
     refused: dict[int, str] = {}
@@ -172,7 +198,8 @@ def validate_replies(
         try:
             if fault := sender_fault(node, asked, {row[0] for row in rows[-1:]}):
                 raise ValueError(fault)
-            values = _read(reply, expected)
+            values = _read(reply, expected, {name: given[name] for name in fixed if name in given})
+            values = _moved(values, given) if updates else values
             w = _weights(values, names)
             size = _size(reply, weighted_by, usual)
             if clipped_here and not _can_be_clipped(values, before):
@@ -212,7 +239,12 @@ def _record(reply: Message) -> ArrayRecord:
     return next(iter(reply.content.array_records.values()))
 
 
-def _read(reply: Message, expected: Structure) -> Values:
+def _moved(update: Values, w: Values) -> Values:
+    """The weights of a client that sent an update."""
+    return {name: value + w[name] if name in w else value for name, value in update.items()}
+
+
+def _read(reply: Message, expected: Structure, fixed: Values) -> Values:
     """The arrays of a good reply; ValueError, in words, for any other."""
     if reply.has_error():
         raise ValueError(f"failed: {reply.error.reason}")
@@ -224,6 +256,8 @@ def _read(reply: Message, expected: Structure) -> Values:
         raise ValueError("its weights have other names or shapes than the model's")
     values = {name: values_of(array) for name, array in record.items()}
     for name, _ in expected:
+        if name in fixed and np.array_equal(values[name], fixed[name], equal_nan=True):
+            continue
         if np.issubdtype(values[name].dtype, np.inexact):
             # A copy, as what came over the network is read-only; float16 would overflow in a sum of squares.
             copy = np.array(values[name], np.promote_types(values[name].dtype, np.float32))

@@ -105,7 +105,8 @@ def cells(summary: Mapping[str, Any]) -> list[str]:
     percent = summary.get("metric_in_percent", True)
     worse = "-"
     if summary.get("harmed") is not None:
-        worse = f"{summary['harmed']} ({summary['clearly_harmed']})/{summary['counted_clients']}"
+        clearly = "-" if summary["clearly_harmed"] is None else summary["clearly_harmed"]
+        worse = f"{summary['harmed']} ({clearly})/{summary['counted_clients']}"
     flagged = summary.get("detected_at")
     return [
         points(summary.get("central"), percent),

@@ -41,8 +41,8 @@ class GainSummary:
     beta: float | None
     median: float | None
     local: float
-    clearly_better: int
-    clearly_harmed: int
+    clearly_better: int | None  # None where nothing is known sample by sample, so that nothing is clear
+    clearly_harmed: int | None
     clients: int
     ipr: float | None  # the share of clients that are not worse off
     worst_tenth: float | None
@@ -80,13 +80,14 @@ def _standing(line: Mapping[str, Any]) -> GainSummary:
     scores = line["scores"]
     betas = [one["beta"] for one in scores["clients"] if one.get("beta") is not None]
     clear = [one["beta"] for one in scores["clients"] if one.get("beta") is not None and one["clear"]]
+    known = not betas or scores.get("clearly_better") is not None or "clearly_better" not in scores
     return GainSummary(
         line["round"],
         scores.get("beta"),
         median(betas) if betas else None,
         scores["local"],
-        sum(beta > 0 for beta in clear),
-        scores.get("clearly_harmed") or 0,
+        sum(beta > 0 for beta in clear) if known else None,
+        (scores.get("clearly_harmed") or 0) if known else None,
         len(scores["clients"]),
         sum(beta >= 0 for beta in betas) / len(betas) if betas else None,
         scores.get("worst_tenth"),
@@ -286,6 +287,8 @@ def _on_test_data(run: Run) -> str:
 def _fared(now: GainSummary, run: Run) -> str:
     """`mean gain +5.9 points, median +2.1, clearly better 6 of 15 clients, clearly worse 0 of 15`."""
     assert now.beta is not None
+    if now.clearly_harmed is None:
+        return f"mean gain {_signed(now.beta, run)}, median {points(now.median, run.percent, sign=True)}"
     return (
         f"mean gain {_signed(now.beta, run)}, median {points(now.median, run.percent, sign=True)}, "
         f"clearly better {now.clearly_better} of {now.clients} clients, "
@@ -310,9 +313,8 @@ def _flagged(run: Run, flagged: Sequence[Mapping[str, Any]]) -> Verdict:
     if then is None or then.beta is None:
         gain = "; the gain is not known without private models"
     else:
-        gain = (
-            f"; in that round the mean gain was {_signed(then.beta, run)} against finished private models, "
-            f"clearly worse {then.clearly_harmed} of {then.clients} clients"
+        gain = f"; in that round the mean gain was {_signed(then.beta, run)} against finished private models" + (
+            "" if then.clearly_harmed is None else f", clearly worse {then.clearly_harmed} of {then.clients} clients"
         )
     after = _on_test_data(run) if now else ""
     tone: Tone

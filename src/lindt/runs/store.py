@@ -33,6 +33,7 @@ from torch import Tensor
 
 from lindt.client.private_store import FolderStore
 from lindt.errors import UserError, in_short, one_line
+from lindt.gains import whole_number
 from lindt.plan.file import from_dict, from_toml, to_dict
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem, fingerprint
@@ -51,7 +52,7 @@ from lindt.runs.schema import DETECTION, NODES_FILE, MapOf, fits
 from lindt.runs.summary import round_line, withheld_line
 from lindt.server.checks import Part
 from lindt.server.federation import RoundResult, RunState
-from lindt.server.updates import unpack_report, whole_number
+from lindt.server.updates import unpack_report
 
 FORMAT: Final = 1  # of the folder; a newer one is refused, not guessed at
 KEPT: Final = 2  # checkpoints

@@ -37,13 +37,14 @@ from torch import Tensor, nn
 from lindt.client.training import forward_all
 from lindt.data.examples import subset
 from lindt.errors import in_short, one_line
+from lindt.gains import LONGEST as LONGEST
+from lindt.gains import MOST_SAMPLES as MOST_SAMPLES
+from lindt.gains import number, whole_number
 from lindt.plan.plan import Plan, counted_clients
 from lindt.plan.problem import Accuracy, MacroF1, MeanOf, Problem
 from lindt.protocols import PAIRS, Buffers, ClientTally, GainReport, Metric, Paired, Reply, Task, has_global
 from lindt.weights import first_model
 
-LONGEST: Final = 1e18  # of an update: the squared distance of two such is still a float32
-MOST_SAMPLES: Final = 2**40
 MOST_COUNT: Final = 2**53  # of an integer in a buffer: a client that counts on from there does not overflow
 # Of the median client's size, for a buffer of floats. Honest clients of a skewed federation differ by less than 10;
 # data in units 10 times as large have 100 times the variance.
@@ -463,16 +464,3 @@ def unpack_notes(found: object) -> dict[str, float]:
     if fault := notes_fault(notes):
         raise ValueError(fault)
     return {name: float(value) for name, value in notes.items()}
-
-
-def number(value: object, name: str) -> float:
-    # The bound first: a whole number may be too large for any float.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LONGEST:
-        raise ValueError(f"{name} = {in_short(value)}: no number up to {LONGEST:g}")
-    return float(value)
-
-
-def whole_number(value: object, name: str, most: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"{name} = {in_short(value)}: no whole number from 0 to {most}")
-    return value

@@ -17,8 +17,9 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
+from lindt.gains import whole_number
 from lindt.protocols import Buffers, Kind, Reply, Task
-from lindt.server.updates import MOST_NUMBER, ScoreFormat, failed, pack_reply, unpack_reply, whole_number
+from lindt.server.updates import MOST_NUMBER, ScoreFormat, failed, pack_reply, unpack_reply
 
 RAW = "lindt.raw"  # how the bytes of an Array are to be read: as they lie in memory, little-endian
 FLOATS, COUNTS = "<f4", "<i8"

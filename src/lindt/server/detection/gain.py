@@ -55,6 +55,7 @@ from statistics import NormalDist, median
 from typing import Final, Literal, final
 
 from lindt.errors import require
+from lindt.gains import MOST_NOISE as MOST_NOISE
 from lindt.protocols import ClientId, Decision, Detection, DetectionState, Evidence, GainReport, Paired, VerdictState
 from lindt.registry import register
 
@@ -70,7 +71,6 @@ SPENT_WARNING: Final = 0.25  # ... at a look of the early warning
 TYPICAL: Final = 0.5  # standard errors that the middle half of the clients has to lie on the same side
 TRIMMED: Final = 0.25  # of the clients at each end, by `median`
 RECENT: Final = 10  # rounds that the estimate of `sum` goes back, about
-MOST_NOISE: Final = 1e6
 NEEDED: Final = 10**9  # more validation samples than any federation has
 
 Numbers = dict[str, float]

@@ -1,0 +1,89 @@
+"""What an app's own evaluation says of a model: one number, higher is better, and how two models compare by it.
+
+The score is the one metric whose name contains "acc", else minus the one whose name contains "loss", else what the
+user names. An evaluation gives means over samples, not the samples: of two accuracies a and b the mean difference is
+known, and of the mean square of the difference only a bound, min(a + b, 2 - a - b). The bound is what is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import final
+
+from flwr.app import RecordDict
+
+from lindt.errors import UserError, in_short
+from lindt.gains import MOST_SAMPLES, Paired
+
+ScoreRule = str | Callable[[Mapping[str, float]], float] | None
+
+
+@final
+@dataclass(frozen=True)
+class Score:
+    """Of one model on a client's evaluation data. `share`: it is an accuracy."""
+
+    value: float
+    share: bool
+    samples: int
+    loss: float | None = None  # where there is one metric of that name
+
+    def scaled(self, percent: bool) -> Score:
+        return replace(self, value=self.value / 100) if percent and self.share else self
+
+
+def score_of(content: RecordDict, rule: ScoreRule, weighted_by: str) -> Score:
+    """The score in the reply of an evaluation. Raises UserError where no metric can be it."""
+    metrics: dict[str, float] = {}
+    for record in content.metric_records.values():
+        metrics |= {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+    if weighted_by not in metrics:
+        raise UserError(
+            f"the evaluation's metrics are {_names(metrics)}: {weighted_by!r}, the number of samples, is not among them"
+        )
+    samples = metrics.pop(weighted_by)
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise UserError(f"the evaluation was on {in_short(samples)} samples ({weighted_by}): nothing can be compared")
+    losses = [name for name in metrics if "loss" in name.lower()]
+    loss = metrics[losses[0]] if len(losses) == 1 else None
+    value, share = _value(metrics, rule)
+    if not math.isfinite(value):
+        raise UserError(f"the evaluation's score is {value}")
+    if share and not 0 <= value <= 100:
+        raise UserError(f"the evaluation's accuracy is {value:g}: no share of the samples, and no percentage")
+    return Score(value, share, int(samples), loss if loss is not None and math.isfinite(loss) else None)
+
+
+def _value(metrics: Mapping[str, float], rule: ScoreRule) -> tuple[float, bool]:
+    if callable(rule):
+        return float(rule(metrics)), False
+    if rule is not None:
+        name = rule.removeprefix("-")
+        if name not in metrics:
+            raise UserError(f"score = {rule!r}: the evaluation's metrics are {_names(metrics)}; name one of them")
+        return (-metrics[name], False) if rule.startswith("-") else (metrics[name], "acc" in name.lower())
+    accuracies = [name for name in metrics if "acc" in name.lower()]
+    if len(accuracies) == 1:
+        return metrics[accuracies[0]], True
+    losses = [name for name in metrics if "loss" in name.lower()]
+    if not accuracies and len(losses) == 1:
+        return -metrics[losses[0]], False
+    raise UserError(
+        f"the evaluation's metrics are {_names(metrics)}: which of them is the score? "
+        "Say wrap(app, score='name'), or score='-name' where lower is better"
+    )
+
+
+def _names(metrics: Mapping[str, float]) -> str:
+    return ", ".join(sorted(metrics)[:12]) or "none"
+
+
+def compared(first: Score, second: Score) -> Paired:
+    """How much better the first is, in [-1, 1]: of accuracies a - b, of other scores (a - b) / (|a| + |b|)."""
+    if first.share and second.share:
+        a, b = first.value, second.value
+        return Paired(a - b, min(1.0, a + b, 2 - a - b))
+    size = abs(first.value) + abs(second.value)
+    return Paired((first.value - second.value) / size if size else 0.0, 1.0)

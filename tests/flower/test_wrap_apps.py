@@ -1,0 +1,123 @@
+"""Apps in the shapes of Flower's own examples, unchanged and with two lines more."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+import numpy as np
+import torch
+from apps import other_apps, torch_apps
+from apps.federation import CLIENTS, Case
+from fake_grid import FakeGrid
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp.strategy import Result
+
+from lindt.flower import NFLDetector, wrap
+from lindt.flower.messages import Visit
+
+CASES = torch_apps.CASES | other_apps.CASES
+ROUNDS = 12
+
+
+def seed() -> None:
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+
+
+def play(case: Case, strategy: Any, app: Any, federation: str, rounds: int) -> tuple[Result, FakeGrid]:
+    arrays = case.arrays()
+    seed()
+    grid = FakeGrid(app, CLIENTS, {"federation": federation})
+    return strategy.start(grid, arrays, num_rounds=rounds, train_config=case.train_config()), grid
+
+
+def two_lines(case: Case, folder: Path, federation: str, rounds: int = ROUNDS) -> tuple[Any, Result, FakeGrid]:
+    detector = NFLDetector(case.strategy(), **case.detector)
+    app = wrap(case.app(), folder=folder, **case.wrap)
+    result, grid = play(case, detector, app, federation, rounds)
+    return detector, result, grid
+
+
+@cache
+def hurt(name: str, folder: Path) -> tuple[Any, Result, FakeGrid]:
+    return two_lines(CASES[name], folder, "hurts")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("private")
+
+
+def bytes_of(message: Message) -> dict[str, Any]:
+    """All that a reply says, apart from our one record."""
+    assert not message.has_error()
+    found: dict[str, Any] = {}
+    for name, record in message.content.items():
+        for key, value in record.items():
+            if name != "lindt":
+                found[f"{name}/{key}"] = value.data if isinstance(record, ArrayRecord) else value
+    return found
+
+
+def visits(grid: FakeGrid, kind: str = "train") -> list[Visit]:
+    replies = [m for m in grid.received if m.metadata.message_type == kind]
+    return [Visit.unpack(m.content["lindt"]["visit"]) for m in replies]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_apps_records_and_w_stay_the_same_to_the_last_byte(name: str, folder: Path) -> None:
+    """In recovery too: the app's own call comes first, on w."""
+    case = CASES[name]
+    plain, alone = play(case, case.strategy(), case.app(), "hurts", ROUNDS)
+    _, result, wrapped = hurt(name, folder)
+    assert len(alone.received) == len(wrapped.received) == 2 * CLIENTS * ROUNDS
+    for theirs, ours in zip(alone.received, wrapped.received, strict=True):
+        assert bytes_of(theirs) == bytes_of(ours)
+        assert ours.content.keys() == theirs.content.keys() | {"lindt"}
+    assert {k: a.data for k, a in plain.arrays.items()} == {k: a.data for k, a in result.arrays.items()}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_verdict_is_right_where_federation_hurts(name: str, folder: Path) -> None:
+    case, (detector, result, grid) = CASES[name], hurt(name, folder)
+    assert detector.verdict.state in case.hurts
+    assert [visit.problem for visit in visits(grid)] == [""] * CLIENTS * ROUNDS
+    reports = [m["lindt-reports"] for m in result.train_metrics_clientapp.values()]
+    assert reports == [CLIENTS if case.reports else 0] * ROUNDS
+    flags = [m["lindt-recovering"] for m in result.train_metrics_clientapp.values()]
+    if "hurts" not in case.hurts:
+        assert flags == [0] * ROUNDS
+        return
+    begun = flags.index(1) + 1
+    assert begun <= ROUNDS - 2
+    for metric in case.metrics:  # alive in recovery
+        assert result.train_metrics_clientapp[ROUNDS][metric] is not None
+    scores = detector.scores
+    assert scores.local > scores.central
+    assert scores.beta > -0.1  # no longer far below training alone
+    assert (scores.clearly_harmed, scores.clearly_better) == (None, None)  # no sample is known
+    assert scores.notes["chosen on the same data"] == 1.0
+    assert result.train_metrics_clientapp[ROUNDS]["lindt-recovery-gain"] > 0.1  # v_i alone, against w
+    recovering = visits(grid)[begun * CLIENTS :]
+    assert all(visit.recovers and visit.calls >= 1 for visit in recovering)
+
+
+QUICK = ("quickstart", "numpy, loss only", "tabular")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
+)
+def test_the_verdict_is_right_where_federation_helps(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    detector, result, _ = two_lines(case, tmp_path, "helps", rounds=20)
+    assert detector.verdict.state in case.helps
+    assert [m["lindt-recovering"] for m in result.train_metrics_clientapp.values()] == [0] * 20
