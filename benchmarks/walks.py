@@ -214,7 +214,7 @@ def _attackers(plan: Any, problem: Any) -> frozenset[int]:
 
 
 def flower_walk(folder: Path) -> set[str]:
-    """Rounds of a user's own Flower app with NFLDetector and Dual, before recovery and in it."""
+    """Rounds of a user's own Flower app with NFLDetector and wrap, before recovery and in it."""
     sys.path.insert(0, str(PACKAGE.parents[1] / "tests" / "flower"))
     try:
         from fake_grid import FakeGrid
@@ -227,7 +227,7 @@ def flower_walk(folder: Path) -> set[str]:
     from torch import Tensor, nn
     from torch.nn.functional import cross_entropy
 
-    from lindt.flower import Dual, NFLDetector
+    from lindt.flower import NFLDetector, wrap
 
     def net() -> nn.Module:
         return nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -241,8 +241,7 @@ def flower_walk(folder: Path) -> set[str]:
     def sgd(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.2)
 
-    mod = Dual(model=lambda _: net(), data=samples, optimizer=sgd, batch=10, folder=folder / "v", private_epochs=1)
-    app = ClientApp(mods=[mod])
+    app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
@@ -259,6 +258,7 @@ def flower_walk(folder: Path) -> set[str]:
         return Message(RecordDict({"metrics": MetricRecord({"num-examples": 20, "acc": 0.5})}), reply_to=message)
 
     detector = NFLDetector(FedAvg(), epsilon=1e-6, patience=1, folder=folder / "run")
+    app = wrap(app, folder=folder / "v")
     grid, arrays, found = FakeGrid(app, 4), ArrayRecord(net().state_dict()), EnteredModules()
     log, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
     log.setLevel(logging.CRITICAL)  # Flower prints every round
@@ -334,7 +334,7 @@ def field_walk(_folder: Path) -> set[str]:
 WALKS = {
     "run": Walk("`lindt run digits-nfl`, command to rounds.jsonl", run_walk, 36, 49),
     "update": Walk("one update in a worker process", worker_walk, 14, 19),
-    "flower": Walk("a Flower round with NFLDetector and Dual", flower_walk, 24, 36),
+    "flower": Walk("a Flower round with NFLDetector and wrap", flower_walk, 24, 36),
     "page": Walk("run folder to page", page_walk, 8, 11),
     "round": Walk("files a reader opens to follow one round", round_walk, 10, 21, frozenset(NOT_OPENED)),
     "whole_round": Walk("a scored round with recovery, attackers and noise", whole_round_walk, None, None),

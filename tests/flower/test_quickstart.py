@@ -1,4 +1,4 @@
-"""examples/flower-quickstart: five changed lines turn a plain Flower app into one that detects and recovers."""
+"""examples/flower-quickstart: two lines, with their imports, turn a plain Flower app into one that recovers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def play(private: Path, **config: Any) -> list[list[dict[str, Any]]]:
     path = os.pathsep.join([str(HERE), *sys.path])  # the same lindt as here
     env = os.environ | {"PYTHONPATH": path, "LINDT_PRIVATE": str(private), "OMP_NUM_THREADS": "1"}
     call = [sys.executable, "-c", PLAY, json.dumps(settings), str(PLAIN), str(OURS), f"{OURS}:control"]
-    done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     found: list[list[dict[str, Any]]] = json.loads(done.stdout.rpartition("RESULT")[2])
     return found
@@ -86,11 +86,11 @@ def changes() -> list[str]:
     for file in FILES:
         before, after = ((app / file).read_text().splitlines() for app in (PLAIN, OURS))
         found = list(difflib.unified_diff(before, after, f"plain/{file}", f"with-lindt/{file}", lineterm="", n=0))
-        lines += [line for line in found if not line.startswith("@@")]
+        lines += [line for line in found if not line.startswith("@@") and line != "+"]
     return lines
 
 
-def test_five_lines_are_changed() -> None:
+def test_two_lines_their_imports_and_a_dependency_are_changed() -> None:
     theirs = {path.relative_to(OURS) for path in OURS.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     assert theirs == set(FILES)
     added = [line for line in changes() if re.match(r"\+(?!\+\+)", line)]
@@ -114,7 +114,7 @@ def test_both_run_and_ours_detects_and_recovers(tmp_path: Path) -> None:
     assert 5 <= warned <= 15
     assert flags[warned - 1 :] == [1] * (31 - warned)
     assert trained["30"]["lindt-verdict"] == -1  # the shared model hurts
-    assert trained["30"]["lindt-recovery-verdict"] == 1  # the dual models are better than it
+    assert trained["30"]["lindt-recovery-verdict"] == 1  # the adapted models are better than it
     assert [m["lindt-recovering"] for m in control.values()] == [0] * 30  # a healthy federation stays as it is
     assert [m["lindt-negative"] for m in control.values()] == [0] * 30
     assert control["30"]["lindt-verdict"] == 1
@@ -125,7 +125,7 @@ def test_both_run_and_ours_detects_and_recovers(tmp_path: Path) -> None:
     assert ill["lindt-beta"] < -0.1  # the shared model is worse than what each learns alone
     assert well["lindt-beta"] > -0.05  # what the clients use is not
     assert well["lindt-local"] > well["eval_acc"] + 0.05
-    assert len(list(tmp_path.glob("*/client-*/v"))) == 10
+    assert len(list(tmp_path.glob("*/client-*/adapted"))) == 10
 
 
 def pid_at(address: tuple[str, int] | None) -> int:
@@ -175,4 +175,4 @@ def test_on_flowers_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert [line["flag"] for line in lines()] == [False] * 5 + [True] * 3
     assert lines()[-1]["scores"]["local"] > lines()[-1]["scores"]["central"]
     assert json.loads((run / "summary.json").read_text())["detected_at"] == [6]
-    assert len(list((tmp_path / "private").glob("*/client-*/v"))) >= 5
+    assert len(list((tmp_path / "private").glob("*/client-*/adapted"))) >= 5

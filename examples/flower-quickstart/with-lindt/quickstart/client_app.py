@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from lindt.flower import LindtMod
+import lindt.flower
 from quickstart.task import Net, load_data, sgd, test, train
 
 
@@ -11,7 +11,7 @@ def own(context: Context, split: str):
     return load_data(context.node_config["partition-id"], context.node_config["num-partitions"], split)
 
 
-app = ClientApp(mods=[LindtMod(model=lambda _: Net(), data=own, optimizer=sgd, points=["hidden"])])
+app = ClientApp()
 
 
 @app.train()
@@ -30,3 +30,6 @@ def evaluate_here(msg: Message, context: Context) -> Message:
     loss, accuracy = test(net, loader)
     metrics = MetricRecord({"eval_loss": loss, "eval_acc": accuracy, "num-examples": len(loader.dataset)})
     return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+
+app = lindt.flower.wrap(app)
