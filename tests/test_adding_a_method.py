@@ -1,4 +1,4 @@
-"""docs/adding-a-method.md cannot rot: its code is the file of Ditto, which does what the page says, also as a user's own."""
+"""docs/adding-a-method.md cannot rot: its code is the file of Ditto, which does what the page says."""
 
 from __future__ import annotations
 
