@@ -75,6 +75,17 @@ def test_a_client_is_exported_as_one_module(name: str, tmp_path: Path) -> None:
     assert about["model"].startswith("the client's own")
 
 
+def test_a_guarded_client_without_a_global_model_is_exported(tmp_path: Path) -> None:
+    method = Method(adaptation=Guarded(PartialSharing()))
+    plan = plan_of("fedavg", method=method, rounds=2, environment=Environment(Sampled(rate=1.0)))
+    list(run_plan(plan, tmp_path / "run", engine="inprocess"))
+    about = export_client(tmp_path / "run", 1, tmp_path / "out")
+    assert about["recorded_score"] is not None
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    # w, the 650 weights of the private layer, and P_i
+    assert (summary["prediction"]["models"], summary["prediction"]["weights"]) == (2, 2 * 13_706 + 650)
+
+
 @pytest.mark.parametrize("name", MOST)
 def test_it_recovers_once_nfl_is_detected(name: str) -> None:
     """Before that it is FedAvg, bit for bit; after it clients do better with what they adapt than w does."""
