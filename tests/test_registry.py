@@ -153,7 +153,7 @@ def test_own_components_are_compared(own: ModuleType) -> None:
 
 def test_an_own_method_is_listed_after_the_packages(own: ModuleType) -> None:
     listed = CliRunner().invoke(app, ["methods", "--json"], catch_exceptions=False).stdout.splitlines()
-    assert [json.loads(line)["method"] for line in listed][-2:] == ["guarded-fine-tune", "half"]
+    assert [json.loads(line)["method"] for line in listed][-2:] == ["fedala", "half"]
 
 
 def test_a_wrong_value_of_an_own_component_is_named(own: ModuleType) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lindt.client.adaptations.dual import Intertwined, intertwine
+    from lindt.client.adaptations.guarded import GuardedPredictor
     from lindt.errors import PlanError, UserError
     from lindt.plan.file import resolve
     from lindt.plan.plan import METHODS, Method, Plan
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Detector": "server.detection.detector",
     "GainReport": "protocols",
+    "GuardedPredictor": "client.adaptations.guarded",
     "Intertwined": "client.adaptations.dual",
     "METHODS": "plan.plan",
     "Method": "plan.plan",
@@ -41,6 +43,7 @@ __all__ = [
     "METHODS",
     "Detector",
     "GainReport",
+    "GuardedPredictor",
     "Intertwined",
     "Method",
     "Paired",

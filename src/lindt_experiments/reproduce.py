@@ -23,6 +23,8 @@ from lindt_experiments.queue.gather import Origin
 from lindt_experiments.queue.jobs import Job, fetch_data, jobs_for, keep_job, resume_jobs, to_play
 from lindt_experiments.queue.progress import Audience, play_jobs, say_json
 from lindt_experiments.queue.work import seconds_a_unit, work_of
+from lindt_experiments.recovery import board as recovery_board
+from lindt_experiments.recovery.cells import cells as recovery_cells
 from lindt_experiments.results.outcomes import Outcome, load
 from lindt_experiments.tables.pages import is_current, page_of, write_page
 from lindt_experiments.tables.sheets import Sheet, as_rich
@@ -188,6 +190,7 @@ def list_exhibits(console: Console, as_json: bool) -> None:
     boards = {
         scoreboard.NAME: (len(configurations("cpu")), scoreboard.TITLE),
         board.NAME: (len(cells("cpu")), board.TITLE),
+        recovery_board.NAME: (len(recovery_cells("cpu")), recovery_board.TITLE),
     }
     for name, (runs, title) in boards.items():
         if as_json:

@@ -106,5 +106,5 @@ def test_mistakes_are_one_line(arguments: list[str], said: str) -> None:
 def test_what_there_is_is_listed() -> None:
     done = CliRunner().invoke(app, ["reproduce", "--list"])
     assert done.exit_code == 0
-    assert [line.split()[0] for line in done.output.splitlines()] == [*EXHIBITS, "detectors", "attacks"]
+    assert [line.split()[0] for line in done.output.splitlines()] == [*EXHIBITS, "detectors", "attacks", "recovery"]
     assert "table3     28 runs a seed" in done.output

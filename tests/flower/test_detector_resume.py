@@ -286,7 +286,7 @@ def test_a_checkpoint_of_an_earlier_version_is_read(spoilt: bool, tmp_path: Path
     found, expected = lines(folder), lines(tmp_path / "whole")
     for line in (*found[:3], *expected[:3]):  # what the earlier version did not have
         line.pop("cosine", None)
-        for name in ("median_gain", "clearly_better"):
+        for name in ("median_gain", "clearly_better", "ipr"):
             (line["scores"] or {}).pop(name, None)
     assert found == expected
     assert w_after(folder, 5) == w_after(tmp_path / "whole", 5)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from worlds import tiny
 
 from lindt.client.adaptations.base import GlobalOnly
@@ -21,6 +23,8 @@ from lindt.plan.plan import METHODS, Alone, Method, Plan, Scoring
 from lindt.plan.problem import problem_for
 from lindt.protocols import Detection
 from lindt.registry import component
+from lindt.report.reading import read_run
+from lindt.report.terminal import show
 from lindt.runs.export import export_client
 from lindt.runs.play import run_plan
 from lindt.server.federation import federate
@@ -64,6 +68,13 @@ def test_a_guarded_client_is_exported_as_one_module(tmp_path: Path) -> None:
     list(run_plan(one, tmp_path / "run", engine="inprocess"))
     about = export_client(tmp_path / "run", 1, tmp_path / "out")
     assert about["recorded_score"] is not None  # export_client compares the two
+    summary = read_run(tmp_path / "run").summary
+    assert summary is not None
+    # Three models; w, v_i and P_i are 13,706 weights each.
+    assert (summary["prediction"]["models"], summary["prediction"]["weights"]) == (3, 3 * 13_706)
+    console = Console(record=True, width=200, file=io.StringIO())
+    show(console, read_run(tmp_path / "run"))
+    assert "to predict, a client has 3 models (41,118 weights, 0.2 MB)" in console.export_text()
     module = torch.export.load(tmp_path / "out" / "model.pt2").module()
     x, y = problem_for(one).data[1][1].take(torch.arange(about["checked_samples"]))
     found = module(x)

@@ -29,6 +29,7 @@ from lindt.runs.play import run_plan
 from lindt.server.federation import federate
 
 NEW = ("ditto", "fl-guard", "fedper", "fedrep", "fedbabu", "fedala")
+MOST = [pytest.param(name, marks=pytest.mark.slow) if name == "fedala" else name for name in NEW]  # it learns longest
 WITHOUT_GLOBAL = ("fedper", "fedrep")
 FIRST = ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in NEW if name != "fedper")]
 
@@ -37,7 +38,7 @@ def plan_of(name: str, **changes: object) -> Plan:
     return tiny(name, **{"model": SmallCnn(), "scoring": Scoring(every=1, last=1), **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", MOST)
 def test_a_resumed_run_has_the_same_bytes(name: str, tmp_path: Path) -> None:
     plan = plan_of(name)
     list(run_plan(plan, tmp_path / "straight", engine="inprocess"))
@@ -65,7 +66,7 @@ def test_processes_give_the_bytes_of_in_process(name: str) -> None:
         assert x == y
 
 
-@pytest.mark.parametrize("name", NEW)
+@pytest.mark.parametrize("name", MOST)
 def test_a_client_is_exported_as_one_module(name: str, tmp_path: Path) -> None:
     plan = plan_of(name, rounds=2, environment=Environment(Sampled(rate=1.0)))
     list(run_plan(plan, tmp_path / "run", engine="inprocess"))
@@ -74,7 +75,18 @@ def test_a_client_is_exported_as_one_module(name: str, tmp_path: Path) -> None:
     assert about["model"].startswith("the client's own")
 
 
-@pytest.mark.parametrize("name", NEW)
+def test_a_guarded_client_without_a_global_model_is_exported(tmp_path: Path) -> None:
+    method = Method(adaptation=Guarded(PartialSharing()))
+    plan = plan_of("fedavg", method=method, rounds=2, environment=Environment(Sampled(rate=1.0)))
+    list(run_plan(plan, tmp_path / "run", engine="inprocess"))
+    about = export_client(tmp_path / "run", 1, tmp_path / "out")
+    assert about["recorded_score"] is not None
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    # w, the 650 weights of the private layer, and P_i
+    assert (summary["prediction"]["models"], summary["prediction"]["weights"]) == (2, 2 * 13_706 + 650)
+
+
+@pytest.mark.parametrize("name", MOST)
 def test_it_recovers_once_nfl_is_detected(name: str) -> None:
     """Before that it is FedAvg, bit for bit; after it clients do better with what they adapt than w does."""
     plan = tiny_runtime(rounds=5, scoring=Scoring(every=1, last=1))

@@ -53,11 +53,14 @@ def reproduce(
 
     `lindt reproduce attacks --scale cpu --seeds 3`
 
+    `lindt reproduce recovery --scale smoke`
+
     `lindt reproduce --claims`
     """
     from lindt_experiments import reproduce as reproducing
     from lindt_experiments.attacks import board as attack_board
     from lindt_experiments.detectors import scoreboard
+    from lindt_experiments.recovery import board as recovery_board
 
     console = console_for(as_json)
     if claims:
@@ -108,6 +111,25 @@ def reproduce(
         if dry_run:
             attack_board.dry_run(grid)
         elif code := attack_board.reproduce(grid):
+            raise typer.Exit(code)
+        return
+    if name == "recovery":
+        if task:
+            raise UserError("--task: `recovery` has one; choose environments by --world and methods by --only")
+        wanted = recovery_board.Request(
+            scale=scale,
+            seeds=seeds,
+            jobs=at_once,
+            runs=runs or Path("runs") / "recovery" / scale,
+            results=results,
+            methods=_listed(only),
+            worlds=_listed(world),
+            as_json=as_json,
+            console=console,
+        )
+        if dry_run:
+            recovery_board.dry_run(wanted)
+        elif code := recovery_board.reproduce(wanted):
             raise typer.Exit(code)
         return
     request = reproducing.Request(

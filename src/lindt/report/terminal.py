@@ -161,6 +161,8 @@ def show(console: Console, run: Run) -> None:
     width = max(20, min(64, console.width - 12))
     for text in charts(run, marks, width):
         console.print(Text(text), no_wrap=True, overflow="crop")
+    if run.summary and run.summary.get("prediction"):
+        console.print(Text(f"to predict, a client has {plain(run.summary['prediction']['words'])}"), soft_wrap=True)
     if run.summary and run.summary.get("privacy"):
         console.print(Text(f"privacy: {plain(run.summary['privacy']['words'])}"), soft_wrap=True)
     for said in run.warnings:

@@ -156,6 +156,8 @@ SUMMARY: dict[str, Any] = {
     "metric_in_percent": FLAG,
     "detection": Nullable(DETECTION),  # after the last round
     "checks": Nullable(CHECKS),
+    # What guarded prediction costs a client; missing where the method does not guard.
+    "prediction": Nullable({"models": WHOLE, "weights": WHOLE, "words": TEXT}),
     "privacy": Nullable({"words": TEXT, "epsilon": Nullable(NUMBER), "delta": Nullable(NUMBER)}),
 }
 

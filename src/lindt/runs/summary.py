@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from lindt.client.adaptations.guarded import Guarded, cost_in_words
 from lindt.environment.budget import budget
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
@@ -15,6 +16,7 @@ from lindt.plan.plan import Plan, attackers_of
 from lindt.plan.problem import Problem, fingerprint
 from lindt.protocols import BoundedSensitivity, Examples, SharesPart
 from lindt.runs.schema import DIVERGENCE, NOT_NAMED, NUMBER, REPORT, REPORTED, ROUND, SCORES, SOMETIMES, kind, record
+from lindt.server.checks import first_private
 from lindt.server.detection.divergence import is_negative
 from lindt.server.federation import RoundResult
 from lindt.server.recovery import OnDetection
@@ -115,7 +117,22 @@ def summarise_run(
         found["detected_at"] = None
     checks = about.get("checks")
     told = {} if checks is None else {"checks": {name: checks[name] for name in ("made", "warnings")}}
-    return found | told | {"privacy": privacy_budget(plan, clients, lines, buffers, about)}
+    cost = prediction_cost(plan, problem)
+    guarded = {} if cost is None else {"prediction": cost}
+    return found | told | guarded | {"privacy": privacy_budget(plan, clients, lines, buffers, about)}
+
+
+def prediction_cost(plan: Plan, problem: Problem) -> dict[str, Any] | None:
+    """What a client holds to predict under guarded prediction: w, its v_i and P_i; None for other methods."""
+    guarded = plan.method.adaptation
+    if not isinstance(guarded, Guarded):
+        return None
+    private, P = first_private(plan, problem), len(initial_weights(problem, plan).w_P)
+    has = {"adapted": True, "global": guarded.has_global, "private": plan.alone.private}
+    weights = P + (P if "private" in guarded.members and has["private"] else 0)
+    weights += 0 if private is None else sum(p.numel() for p in private.parameters() if p.requires_grad)
+    models = sum(has[name] for name in guarded.members)
+    return {"models": models, "weights": weights, "words": cost_in_words(models, weights)}
 
 
 def summarise_rounds(

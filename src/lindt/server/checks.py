@@ -19,7 +19,12 @@ from lindt.weights import first_model, initial_weights, read_w
 
 
 def keeps_private(plan: Plan, problem: Problem) -> bool:
-    """Whether the clients of this plan's method keep a v_i each: asked of the method itself, as client 0 would."""
+    """Whether the clients of this plan's method keep a v_i each."""
+    return first_private(plan, problem) is not None
+
+
+def first_private(plan: Plan, problem: Problem) -> nn.Module | None:
+    """The v_i with which a client begins, None where it keeps none: asked of the method itself, as client 0 would."""
     model, device = first_model(problem, plan), torch.device("cpu")
     ctx = Context(
         client=0,
@@ -35,7 +40,7 @@ def keeps_private(plan: Plan, problem: Problem) -> bool:
         device=device,
     )
     with seeded(0, device):  # a first v_i may be drawn at random
-        return plan.method.adaptation.begin(ctx, model) is not None
+        return plan.method.adaptation.begin(ctx, model)
 
 
 def check(plan: Plan, problem: Problem) -> nn.Module:

@@ -10,18 +10,16 @@ from typing import Final, final
 
 from rich.console import Console
 
-from lindt.errors import UserError
 from lindt.runs.store import Store, read_lines
 from lindt_experiments.attacks import outcomes, page
 from lindt_experiments.attacks.grid import GridCell, cells, plan_for
 from lindt_experiments.attacks.outcomes import AttackOutcome
-from lindt_experiments.plans.keys import content_key, private_group
+from lindt_experiments.boards import check_counts, check_names, end, job_for, play, say, show
+from lindt_experiments.plans.keys import content_key
 from lindt_experiments.queue.gather import Origin, ended
 from lindt_experiments.queue.jobs import Job, fetch_data
-from lindt_experiments.queue.progress import Audience, play_jobs, say_json
-from lindt_experiments.queue.work import work_of
+from lindt_experiments.queue.progress import say_json
 
-TOGETHER: Final = 12  # short runs that one process plays
 SECONDS: Final = {"smoke": 1.0, "cpu": 7.0}  # of a run, before any is kept
 NAME: Final = "attacks"
 TITLE: Final = "every attack against every aggregator, with and without recovery (smoke and cpu)"
@@ -53,13 +51,8 @@ class Request:
 
     def __post_init__(self) -> None:
         for option, chosen, at in (("--only", self.methods, 2), ("--world", self.attacks, 0)):
-            known = list(dict.fromkeys(cell[at] for cell in cells(self.scale)))
-            for name in chosen:
-                if name not in known:
-                    raise UserError(f"{option} {name}: choose among {', '.join(known)}")
-        for option, number in (("--seeds", self.seeds), ("--jobs", self.jobs)):
-            if number < 1:
-                raise UserError(f"{option} {number}: at least 1")
+            check_names(option, chosen, list(dict.fromkeys(cell[at] for cell in cells(self.scale))))
+        check_counts(self.seeds, self.jobs)
 
     @property
     def command(self) -> str:
@@ -69,28 +62,18 @@ class Request:
 
     def wanted(self) -> list[Wanted]:
         return [
-            Wanted(cell, job_for(cell, self.scale, seed, self.runs))
+            Wanted(cell, job_for(plan_for(cell, self.scale, seed), seed, self.runs))
             for seed in range(self.seeds)
             for cell in cells(self.scale)
             if (not self.methods or cell.method in self.methods) and (not self.attacks or cell.attack in self.attacks)
         ]
-
-    def say(self, text: str) -> None:
-        if not self.as_json:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def job_for(cell: GridCell, scale: str, seed: int, runs: Path) -> Job:
-    plan = plan_for(cell, scale, seed)
-    key = content_key(plan)
-    return Job((), plan, key, private_group(plan), runs / f"{plan.name}-{seed}-{key[:8]}", work_of(plan), "short")
 
 
 def reproduce(request: Request) -> int:
     """Play, keep, show. Returns the exit code: 1 where a run failed."""
     origin, wanted = Origin.now(request.command), request.wanted()
     left = to_play(wanted, request)
-    request.say(estimate(request, left, len(wanted)))
+    say(request, estimate(request, left, len(wanted)))
     fetch_data(one.job.plan for one in left)
     cell_of = {one.job.key: one.cell for one in wanted}
 
@@ -101,16 +84,12 @@ def reproduce(request: Request) -> int:
     for one in wanted:
         if one not in left and one.job.key not in known:  # played, but not kept
             keep(one.job)
-    told = Audience(request.console, request.as_json, request.command)
-    failed = play_jobs([one.job for one in left], request.jobs, TOGETHER, keep, told)
+    failed = play(request, [one.job for one in left], keep)
     kept = current(outcomes.load(request.results, request.scale), request.scale)
     if kept:
-        _show(request, kept, page.write(kept, request.scale, request.results))
-    if request.as_json:
-        say_json({"event": "end", "played": len(left) - failed, "failed": failed})
-    if failed:
-        request.say(f"{failed} of {len(left)} runs failed; the same command tries them again")
-    return 1 if failed else 0
+        worst = [f"{'/'.join(one.cell)}: beta {one.words}" for one in page.means(kept)[:5]]
+        show(request, NAME, page.write(kept, request.scale, request.results), len(kept), worst)
+    return end(request, len(left), failed)
 
 
 def to_play(wanted: Sequence[Wanted], request: Request) -> list[Wanted]:
@@ -166,13 +145,4 @@ def dry_run(request: Request) -> None:
     left = to_play(wanted, request)
     if request.as_json:
         say_json({"event": "plan", "runs": len(left), "wanted": len(wanted)})
-    request.say(estimate(request, left, len(wanted)))
-
-
-def _show(request: Request, kept: Sequence[AttackOutcome], written: Path) -> None:
-    if request.as_json:
-        say_json({"event": "page", "name": NAME, "file": str(written), "runs": len(kept)})
-        return
-    for one in page.means(kept)[:5]:
-        request.say(f"{'/'.join(one.cell)}: beta {one.words}")
-    request.say(str(written))
+    say(request, estimate(request, left, len(wanted)))

@@ -3,17 +3,10 @@ torch."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import typing
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import final
+from typing import Final, final
 
-from lindt.errors import UserError
-from lindt.runs.files import write_whole
-from lindt_experiments.results.outcomes import checked, locked, rounded
+from lindt_experiments.results.kept_lines import KeptLines
 
 
 @final
@@ -44,37 +37,10 @@ class AttackOutcome:
     def cell(self) -> tuple[str, str, str]:
         return self.attack, self.aggregator, self.method
 
-
-def path_of(folder: Path, scale: str) -> Path:
-    return folder / f"attacks-{scale}.jsonl"
-
-
-def load(folder: Path, scale: str) -> list[AttackOutcome]:
-    path = path_of(folder, scale)
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [_outcome(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+    @property
+    def place(self) -> tuple[tuple[str, str, str], int]:
+        return self.cell, self.seed
 
 
-def keep(folder: Path, scale: str, outcomes: Iterable[AttackOutcome]) -> None:
-    """Put each in the place of the same run's line; the file is replaced whole, sorted."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        found = {(one.cell, one.seed): one for one in (*load(folder, scale), *outcomes)}
-        text = "".join(f"{json.dumps(_table(found[key]), separators=(',', ':'))}\n" for key in sorted(found))
-        write_whole(path_of(folder, scale), text.encode())
-
-
-def _table(outcome: AttackOutcome) -> dict[str, object]:
-    table: dict[str, object] = rounded(dataclasses.asdict(outcome), digits=4)
-    return table
-
-
-def _outcome(line: str, where: str) -> AttackOutcome:
-    hints = typing.get_type_hints(AttackOutcome)
-    try:
-        table = json.loads(line)
-    except ValueError:
-        raise UserError(f"{where}: no valid JSON; take the file back from version control") from None
-    if not isinstance(table, dict) or set(table) != set(hints):
-        raise UserError(f"{where}: not the fields of a run under attack; use the lindt that wrote it")
-    return AttackOutcome(**{name: checked(hint, table[name], f"{where}, {name}") for name, hint in hints.items()})
+KEPT: Final = KeptLines("attacks", AttackOutcome, "a run under attack")
+path_of, load, keep = KEPT.path_of, KEPT.load, KEPT.keep

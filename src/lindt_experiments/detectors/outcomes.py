@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
 from lindt.errors import UserError
-from lindt.runs.files import write_whole
-from lindt_experiments.results.outcomes import checked, locked, rounded
+from lindt_experiments.results.kept_lines import KeptLines
+from lindt_experiments.results.outcomes import checked, rounded
 
+WHAT: Final = "a detector's outcome"
 Said = dict[str, Any]  # alarm, state and evidence: `replays.Reading`
 
 
@@ -46,8 +46,11 @@ class DetectorOutcome:
 
     @property
     def cell(self) -> tuple[str, int]:
-        """What may stand only once in a file."""
         return self.configuration, self.index
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.cell
 
     def alarm(self, detector: str) -> int | None:
         found: int | None = self.readings[detector]["alarm"]
@@ -66,27 +69,6 @@ class DetectorOutcome:
         return replace(self, readings=self.readings | {detector: said})
 
 
-def path_of(folder: Path, scale: str) -> Path:
-    return folder / f"detectors-{scale}.jsonl"
-
-
-def load(folder: Path, scale: str) -> list[DetectorOutcome]:
-    path = path_of(folder, scale)
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [_outcome(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-
-
-def keep(folder: Path, scale: str, outcomes: Iterable[DetectorOutcome]) -> None:
-    """Put each in the place of the same run's line; the file is replaced whole, sorted."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
-        found = {one.cell: one for one in load(folder, scale)} | {one.cell: one for one in outcomes}
-        text = "".join(f"{_line(found[cell])}\n" for cell in sorted(found))
-        write_whole(path_of(folder, scale), text.encode())
-
-
 def _line(outcome: DetectorOutcome) -> str:
     table = rounded({field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}, digits=4)
     if outcome.cosine is None:
@@ -96,15 +78,11 @@ def _line(outcome: DetectorOutcome) -> str:
     return json.dumps(table, allow_nan=False, separators=(",", ":"))
 
 
-def _outcome(line: str, where: str) -> DetectorOutcome:
+def _read(table: dict[str, Any], where: str) -> DetectorOutcome:
     hints = typing.get_type_hints(DetectorOutcome)
-    try:
-        table = json.loads(line)
-    except ValueError:
-        raise UserError(f"{where}: no valid JSON; take the file back from version control") from None
     names = [field.name for field in dataclasses.fields(DetectorOutcome)]
-    if not isinstance(table, dict) or {*table, "cosine"} != set(names):
-        raise UserError(f"{where}: not the fields of a detector's outcome; use the lindt that wrote it")
+    if {*table, "cosine"} != set(names):
+        raise UserError(f"{where}: not the fields of {WHAT}; use the lindt that wrote it")
     table.setdefault("cosine", None)
     plain = {name: checked(hints[name], table[name], f"{where}, {name}") for name in names if name != "readings"}
     return DetectorOutcome(**plain, readings=_readings(table["readings"], f"{where}, readings"))
@@ -119,3 +97,7 @@ def _readings(table: Any, where: str) -> dict[str, Any]:
         checked(tuple[float | None, ...], said["evidence"], f"{where}, {name}, evidence")
     found: dict[str, Any] = table
     return found
+
+
+KEPT: Final = KeptLines("detectors", DetectorOutcome, WHAT, _line, _read)
+path_of, load, keep = KEPT.path_of, KEPT.load, KEPT.keep

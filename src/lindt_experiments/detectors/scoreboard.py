@@ -13,18 +13,17 @@ from rich.console import Console
 
 from lindt.errors import UserError
 from lindt.server.detection.divergence import is_negative
+from lindt_experiments.boards import check_counts, end, job_for, play, say, show
 from lindt_experiments.detectors import null_levels, outcomes, page, records
 from lindt_experiments.detectors.configurations import SLOW, TASKS, Configuration, configurations, seeds_of
 from lindt_experiments.detectors.outcomes import DetectorOutcome
 from lindt_experiments.detectors.records import Record
 from lindt_experiments.detectors.replays import read_all
-from lindt_experiments.plans.keys import content_key, private_group
+from lindt_experiments.plans.keys import content_key
 from lindt_experiments.queue.gather import Origin, ended
 from lindt_experiments.queue.jobs import Job, fetch_data
-from lindt_experiments.queue.progress import Audience, play_jobs, say_json
-from lindt_experiments.queue.work import work_of
+from lindt_experiments.queue.progress import say_json
 
-TOGETHER: Final = 12  # short runs that one process plays
 LAST: Final = 10  # scored rounds that decide the label
 NAME: Final = "detectors"
 TITLE: Final = "every detector over the same federations: detected, false alarms, delay (smoke and cpu)"
@@ -64,9 +63,7 @@ class Request:
         configurations(self.scale)
         if self.task not in (None, *TASKS, *SLOW):
             raise UserError(f"--task {self.task}: choose among {', '.join((*TASKS, *SLOW))}")
-        for name, number in (("--seeds", self.seeds), ("--jobs", self.jobs)):
-            if number < 1:
-                raise UserError(f"{name} {number}: at least 1")
+        check_counts(self.seeds, self.jobs)
 
     @property
     def command(self) -> str:
@@ -75,23 +72,11 @@ class Request:
 
     def wanted(self) -> list[Wanted]:
         return [
-            Wanted(one, index, job_for(one, index, self.runs))
+            Wanted(one, index, job_for(one.plan(index), index, self.runs, short=one.task not in SLOW))
             for one in configurations(self.scale)
             if self.task in (None, one.task)
             for index in range(seeds_of(one, self.seeds))
         ]
-
-    def say(self, text: str) -> None:
-        if not self.as_json:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def job_for(configuration: Configuration, index: int, runs: Path) -> Job:
-    plan = configuration.plan(index)
-    key = content_key(plan)
-    folder = runs / f"{plan.name}-{index}-{key[:8]}"
-    batch = "" if configuration.task in SLOW else "short"
-    return Job((), plan, key, private_group(plan), folder, work_of(plan), batch)
 
 
 def reproduce(request: Request) -> int:
@@ -108,12 +93,9 @@ def reproduce(request: Request) -> int:
     if kept:
         null_levels.measure(request.results, request.scale, again=request.replay)
         written = page.write(kept, request.scale, request.results)
-        _show(request, kept, written)
-    if request.as_json:
-        say_json({"event": "end", "played": len(left) - failed, "failed": failed})
-    if failed:
-        request.say(f"{failed} of {len(left)} runs failed; the same command tries them again")
-    return 1 if failed else 0
+        words = page.conclusions(kept, null_levels.read(request.results, request.scale))
+        show(request, NAME, written, len(kept), [one.replace("**", "") for one in words])
+    return end(request, len(left), failed)
 
 
 def to_play(wanted: Sequence[Wanted], request: Request) -> list[Wanted]:
@@ -163,9 +145,9 @@ def _keep_known(wanted: Sequence[Wanted], request: Request, origin: Origin) -> N
         absent += record is None and (one.cell, one.job.key) in known
     if fresh:
         outcomes.keep(request.results, request.scale, fresh)
-        request.say(f"replayed all detectors over {len(fresh)} recorded runs")
+        say(request, f"replayed all detectors over {len(fresh)} recorded runs")
     if absent:
-        request.say(f"{absent} kept runs have no record in {request.runs}: their lines stay as they are")
+        say(request, f"{absent} kept runs have no record in {request.runs}: their lines stay as they are")
 
 
 def record_for(wanted: Wanted, runs: Path) -> Record | None:
@@ -189,8 +171,7 @@ def _play(left: Sequence[Wanted], request: Request, origin: Origin) -> int:
         assert record is not None
         outcomes.keep(request.results, request.scale, [outcome_of(one, record, request.scale, origin)])
 
-    told = Audience(request.console, request.as_json, request.command)
-    return play_jobs([one.job for one in left], request.jobs, TOGETHER, keep, told)
+    return play(request, [one.job for one in left], keep)
 
 
 def outcome_of(wanted: Wanted, record: Record, scale: str, origin: Origin) -> DetectorOutcome:
@@ -231,15 +212,6 @@ def current(kept: Sequence[DetectorOutcome], scale: str) -> list[DetectorOutcome
     return [one for one in found if content_key(known[one.configuration].plan(one.index)) == one.plan]
 
 
-def _show(request: Request, kept: Sequence[DetectorOutcome], written: Path) -> None:
-    if request.as_json:
-        say_json({"event": "page", "name": NAME, "file": str(written), "runs": len(kept)})
-        return
-    for words in page.conclusions(kept, null_levels.read(request.results, request.scale)):
-        request.say(words.replace("**", ""))
-    request.say(str(written))
-
-
 def dry_run(request: Request) -> None:
     """How many runs would be played, by task and part."""
     wanted = request.wanted()
@@ -249,5 +221,5 @@ def dry_run(request: Request) -> None:
         if request.as_json:
             say_json({"event": "plan", "task": task, "part": part, "runs": number})
         else:
-            request.say(f"{task:10} {part:7} {number:4} runs")
-    request.say(f"{len(left)} of {len(wanted)} runs are left to play")
+            say(request, f"{task:10} {part:7} {number:4} runs")
+    say(request, f"{len(left)} of {len(wanted)} runs are left to play")

@@ -13,9 +13,9 @@ from worlds import context
 
 from lindt.client.adaptations.base import GlobalOnly
 from lindt.client.adaptations.fine_tune import FineTune
-from lindt.client.adaptations.guarded import Guarded, bounded_values, mixed, mixture_weights
+from lindt.client.adaptations.guarded import Guarded, GuardedPredictor, bounded_values, mixed, mixture_weights
 from lindt.data.examples import Rows, stratified
-from lindt.errors import PlanError
+from lindt.errors import PlanError, UserError
 from lindt.plan.problem import Accuracy
 from lindt.protocols import Context
 
@@ -168,3 +168,45 @@ def test_one_output_is_not_mixed_as_probabilities() -> None:
 def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
     with pytest.raises(PlanError):
         Guarded(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_loop_of_ones_own_by_hand() -> None:
+    """One model is right on all 8 samples, one on none: e^4 to 1, as in a federation."""
+    x = V.take(torch.arange(8))[0]
+    models = {"w": Says(right(Y < 0)), "alone": Says(right(Y >= 0))}
+    predictor = GuardedPredictor(models, (x, Y))
+    share = 1 / (1 + math.exp(-4))
+    assert predictor.weights == pytest.approx({"w": 1 - share, "alone": share})
+    expected = mixed([right(Y < 0), right(Y >= 0)], torch.tensor([1 - share, share]))
+    assert torch.allclose(predictor(x), expected, atol=1e-6)
+    assert predictor.cost == "2 models (32 weights, 0.0 MB) and a forward pass of each, no byte more is sent"
+    assert GuardedPredictor(models, None).weights == pytest.approx({"w": 0.5, "alone": 0.5})
+
+
+def test_a_model_that_gives_nan_is_left_out() -> None:
+    """With a weight of nearly 0 it would still make every prediction NaN."""
+    x, broken = V.take(torch.arange(8))[0], Says(torch.full((8, 2), math.nan))
+    predictor = GuardedPredictor({"w": broken, "alone": Says(right(Y >= 0))}, (x, Y))
+    assert (predictor.left_out, predictor.weights) == (("w",), {"alone": 1.0})
+    assert torch.equal(predictor(x).argmax(-1), Y)
+    with pytest.raises(UserError, match="all give NaN or infinity"):
+        GuardedPredictor({"w": broken}, (x, Y))
+
+
+def test_a_regression_of_ones_own_mixes_outputs() -> None:
+    x, targets = torch.arange(8.0).reshape(8, 1), torch.full((8, 1), 5.0)
+    models = {"low": Says(torch.full((8, 1), 4.0)), "high": Says(torch.full((8, 1), 6.0))}
+    predictor = GuardedPredictor(models, (x, targets), metric=Squares())
+    assert predictor.weights == pytest.approx({"low": 0.5, "high": 0.5})  # equally far
+    assert torch.allclose(predictor(x), targets)
+
+
+class Squares(Loss):
+    def per_sample(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+        return -(outputs_nC - y_n).square().flatten()
+
+
+@pytest.mark.parametrize("wrong", [{"models": {}}, {"combine": "vote"}, {"strength": 0.0}])
+def test_a_predictor_that_cannot_be(wrong: dict[str, object]) -> None:
+    with pytest.raises(PlanError):
+        GuardedPredictor(**{"models": {"w": Says(right(Y >= 0))}, "validation": None, **wrong})  # type: ignore[arg-type]

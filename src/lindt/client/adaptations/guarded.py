@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from lindt.client.training import forward_all
-from lindt.data.examples import stratified, subset
-from lindt.errors import PlanError, require, require_choice
-from lindt.plan.problem import sample_values
+from lindt.data.examples import as_examples, stratified, subset
+from lindt.errors import PlanError, UserError, require, require_choice
+from lindt.plan.problem import Accuracy, sample_values
 from lindt.protocols import (
     Adaptation,
     ChecksModel,
@@ -68,6 +68,12 @@ def mixed(outputs_MnC: Sequence[Tensor], weights_M: Tensor, combine: Combine = "
     if combine == "outputs":
         return (weights * stacked).sum(0)
     return (weights * stacked.softmax(-1)).sum(0).clamp_min(SMALLEST).log()
+
+
+def fitting_rule(combine: Combine, outputs_nC: Tensor, y_n: Tensor) -> Combine:
+    """Probabilities are mixed where labels are classes and there is an output for each; else the outputs are."""
+    classes = not y_n.is_floating_point() and outputs_nC.dim() > 1 and outputs_nC.shape[-1] > 1
+    return "outputs" if combine == "probabilities" and not classes else combine
 
 
 def bounded_values(metric: Metric, outputs_MnC: Sequence[Tensor], y_n: Tensor) -> Tensor:
@@ -168,9 +174,7 @@ class Guarded:
         """How outputs are mixed. A softmax over the targets of a regression would be wrong without an error."""
         x, y = ctx.train.take(torch.arange(1))
         with torch.no_grad():
-            outputs = shared(x.to(ctx.device))
-        classes = not y.is_floating_point() and outputs.dim() > 1 and outputs.shape[-1] > 1
-        return "outputs" if self.combine == "probabilities" and not classes else self.combine
+            return fitting_rule(self.combine, shared(x.to(ctx.device)), y)
 
     def _models(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> dict[str, Predictor]:
         """By name, those that the client has. Without a v_i the adapted one may be w itself: it counts once."""
@@ -213,6 +217,74 @@ class _Mixture(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return mixed([model(x) for model in self._models], self.weights_M, self._combine)
+
+
+@final
+class GuardedPredictor(nn.Module):
+    """Guarded prediction for a loop of one's own: models that predict together, weighted by validation data.
+
+    >>> predictor = GuardedPredictor({"global": w, "tuned": v, "private": alone}, (x, y))
+    >>> predictor(test_x)  # logarithms of probabilities, or the mean of the outputs of a regression
+
+    None of the models may have trained on `validation`: tensors (x, y), or a data set; None for equal weights. `metric`
+    is a lindt Metric, by default accuracy. A model with outputs for `validation` that are not finite is left out. The
+    models are held as they are, and are in evaluation mode from then on; after training them build another one.
+    """
+
+    weights_M: Tensor
+
+    def __init__(
+        self,
+        models: Mapping[str, nn.Module],
+        validation: object | None,
+        *,
+        metric: Metric | None = None,
+        combine: Combine = "probabilities",
+        strength: float = STRENGTH,
+    ) -> None:
+        super().__init__()
+        require(bool(models), "models", models, "give at least one, by name")
+        require_choice("combine", combine, Combine)
+        require(0 < strength <= 100, "strength", strength, "the strength of the weights is above 0, to 100")
+        data = None if validation is None else as_examples(validation)
+        for model in models.values():
+            model.eval()
+        outputs = {} if data is None else {name: _outputs(model, data) for name, model in models.items()}
+        used = {name: one for name, one in models.items() if name not in outputs or torch.isfinite(outputs[name]).all()}
+        if not used:
+            raise UserError("models: all give NaN or infinity on the validation data; there is none to predict with")
+        self.left_out = tuple(name for name in models if name not in used)
+        self.models = nn.ModuleDict(used)
+        values_Mn, self._combine = torch.zeros(len(used), 0), combine
+        if data is not None:
+            found_MnC = [outputs[name] for name in used]
+            self._combine = fitting_rule(combine, found_MnC[0], data.labels)
+            values_Mn = bounded_values(metric or Accuracy(), found_MnC, data.labels)
+        self.register_buffer("weights_M", mixture_weights(values_Mn, strength))
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mixed([model(x) for model in self.models.values()], self.weights_M, self._combine)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """By model; they sum to 1."""
+        return dict(zip(self.models, self.weights_M.tolist(), strict=True))
+
+    @property
+    def cost(self) -> str:
+        """What it takes to predict, in words."""
+        return cost_in_words(len(self.models), sum(p.numel() for p in self.models.parameters()))
+
+
+def cost_in_words(models: int, weights: int) -> str:
+    size = f"{weights:,} weights, {4 * weights / 1e6:.1f} MB"
+    return f"{models} models ({size}) and a forward pass of each, no byte more is sent"
+
+
+def _outputs(model: nn.Module, data: Examples) -> Tensor:
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return forward_all(model, data, device).cpu()
 
 
 # The default of recovery: the paper's dual model, guarded.
