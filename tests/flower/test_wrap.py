@@ -302,6 +302,9 @@ class TestOneClientByHand:
         assert dict(context.state["n"]) == {"n": 1}  # of the app's own call
         assert context.state.keys() == {"n"}  # what an extra evaluation writes is forgotten
         assert json.loads(str(reply.content["lindt"]["visit"]))["calls"] == 2
+        private = Vault(tmp_path, "e", "0").private.newest(up_to=1)
+        assert private is not None
+        assert {name: dict(record) for name, record in private.state.items()} == {"n": {"n": 2}}  # P_i's own
         reply = app(sent(grid, 2), context)
         # w is still 0, its state has one training; P_i of equal age has had two calls.
         assert gain_of(reply).equal_age.mean == pytest.approx(0.001 - 0.202)
@@ -334,6 +337,40 @@ class TestOneClientByHand:
         choice, arrays = app.chosen(sent(grid, 3, "evaluate", recovering=True), context)  # type: ignore[attr-defined]
         assert (choice, arrays["w"].numpy()[0]) == ("P_i", pytest.approx(0.4))
         assert app.chosen(sent(grid, 3, "evaluate"), context)[0] == "w"  # type: ignore[attr-defined]
+
+    def test_before_its_first_visit_in_recovery_a_client_has_its_private_model(self, tmp_path: Path) -> None:
+        app = wrap(climbing(), folder=tmp_path)
+        grid = FakeGrid(app, 1)
+        (context,) = grid.contexts.values()
+        app(sent(grid, 1), context)
+        tallies = []
+        for recovering in (False, True):
+            reply = app(sent(grid, 1, "evaluate", recovering=recovering), context)
+            tallies.append(json.loads(str(reply.content["lindt"]["tally"])))
+            assert reply.content["lindt"]["chosen"] is recovering
+        assert tallies[0]["local"] == tallies[0]["central"] == [pytest.approx(0.01), 10]
+        assert tallies[1]["local"] == tallies[1]["private"] == [pytest.approx(2.02), 10]
+        assert app.chosen(sent(grid, 2, "evaluate", recovering=True), context)[0] == "P_i"  # type: ignore[attr-defined]
+
+    def test_an_update_in_the_reply_is_added_to_what_was_trained(self, tmp_path: Path) -> None:
+        inner = climbing()
+        whole = inner._registered_funcs["train.default"]
+
+        def difference(message: Message, context: Context) -> Message:
+            before = message.content["arrays"]["w"].numpy()
+            reply = whole(message, context)
+            reply.content["arrays"] = ArrayRecord({"w": Array(reply.content["arrays"]["w"].numpy() - before)})
+            return reply
+
+        inner._registered_funcs["train.default"] = difference
+        app = wrap(inner, folder=tmp_path)
+        grid = FakeGrid(app, 1)
+        (context,) = grid.contexts.values()
+        reply = app(sent(grid, 1, replies="updates"), context)
+        assert reply.content["arrays"]["w"].numpy()[0] == pytest.approx(0.1)
+        private = Vault(tmp_path, "e", "0").private.newest(up_to=1)
+        assert private is not None
+        assert private.arrays["w"].numpy()[0] == pytest.approx(0.2)  # after two calls from 0
 
     def test_a_new_session_forgets_what_is_played_again(self, tmp_path: Path) -> None:
         app = wrap(climbing(), folder=tmp_path)

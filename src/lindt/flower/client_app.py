@@ -202,11 +202,12 @@ class WrappedApp(ClientApp):
             raise UserError("the message carries no order of NFLDetector's, so there is no v_i to predict with")
         work = self._work(message, context, instruction, copied(context.state))
         with work.vault.locked():
-            adapted = work.vault.adapted.newest(up_to=instruction.round) if _adapts(instruction) else None
-            choice = adapted.notes.get("choice", "v_i") if adapted is not None else "w"
-            if choice == "P_i" and (private := work.vault.private.newest(up_to=instruction.round)) is not None:
-                return "P_i", private.arrays
-            return ("v_i", adapted.arrays) if choice == "v_i" and adapted is not None else ("w", work.w)
+            choice = work.vault.choice() if _adapts(instruction) else "w"
+            versions = {"v_i": work.vault.adapted, "P_i": work.vault.private}
+            for name in ("v_i", "P_i"):
+                if choice == name and (model := versions[name].newest(up_to=instruction.round)) is not None:
+                    return name, model.arrays
+            return "w", work.w
 
     def _record(
         self,
@@ -302,16 +303,16 @@ class WrappedApp(ClientApp):
             if model is not None:
                 scores[name] = self._evaluate(work, model.arrays, model.state)  # type: ignore[index]
         scores = _in_one_scale(scores)
-        choice = best_of(scores) if adapted is not None else "w"
-        if adapted is not None and adapted.notes.get("choice") != choice:
-            work.vault.adapted.write(replace(adapted, notes=adapted.notes | {"choice": choice}), instruction)
+        chooses = instruction.recovering or adapted is not None
+        choice = best_of(scores) if chooses else "w"
+        work.vault.keep_choice(choice)
         tally = _tally(scores["w"], scores[choice], scores.get("P_i"))
         about: dict[str, Any] = {
             "visit": replace(work.visit, recovers=adapted is not None).pack(),
             "client": work.client,
             "percent": scores["w"].share,
             "paired": False,
-            "chosen": adapted is not None,
+            "chosen": chooses,
             "tally": tally,
         }
         return ConfigRecord(about)
@@ -390,8 +391,7 @@ class WrappedApp(ClientApp):
         trained = self._train(work, start, work.state if adapted is None else adapted.state, "adapted")
         if not _finite_as(trained.arrays, work.w):
             raise UserError("v_i has trained to NaN or infinity; the one before is kept")
-        notes = {} if adapted is None else adapted.notes
-        work.vault.adapted.write(replace(trained, notes=notes), work.instruction)
+        work.vault.adapted.write(trained, work.instruction)
 
     def _train(self, work: Work, arrays: ArrayRecord, state: RecordDict, purpose: str) -> LocalModel:
         """The app's train function on these arrays instead of w."""

@@ -2,6 +2,7 @@
 
     FOLDER/EXPERIMENT/client-NAME/adapted/round-000012.model    v_i by the round that wrote it
     FOLDER/EXPERIMENT/client-NAME/private/round-000012.model    P_i likewise, with its scores so far
+    FOLDER/EXPERIMENT/client-NAME/choice                        which model predicts: w, v_i or P_i
     FOLDER/EXPERIMENT/client-NAME/evaluation                    the last evaluation's config
     FOLDER/EXPERIMENT/client-NAME/session                       the server's session that was met last
     FOLDER/EXPERIMENT/client-NAME/lock
@@ -133,6 +134,15 @@ class Vault:
             for versions in (self.adapted, self.private):
                 forget_after(versions, ONLY, instruction.since)
             write_whole(mark, instruction.session.encode())  # last: after a crash in between, the session is new again
+
+    def keep_choice(self, choice: str) -> None:
+        """Which model predicts: w, v_i or P_i."""
+        if choice != self.choice():
+            write_whole(self.home / "choice", choice.encode())
+
+    def choice(self) -> str:
+        path = self.home / "choice"
+        return path.read_text() if path.exists() else "w"
 
     def keep_evaluation(self, kind: str, others: RecordDict) -> None:
         """The type of the last evaluation's message, and its records besides the arrays."""
