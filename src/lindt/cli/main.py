@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from lindt import __version__
-from lindt.cli import data, figure, methods, reproduce, run, show, watch
+from lindt.cli import data, figure, methods, reproduce, run, show, vault, watch
 from lindt.errors import UserError, mendable
 
 app = typer.Typer(
@@ -60,6 +60,12 @@ data_app = typer.Typer(no_args_is_help=True, help="The data a plan allocates to 
 for of_data in (data.describe, data.fetch, data.sizes):
     data_app.command()(of_data)
 app.add_typer(data_app, name="data")
+
+
+vault_app = typer.Typer(no_args_is_help=True, help="The models that clients of Flower apps keep on this machine.")
+vault_app.command("list")(vault.list_)
+vault_app.command()(vault.clear)
+app.add_typer(vault_app, name="vault")
 
 
 def main() -> None:
