@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from lindt.cli.options import Json, console_for
 from lindt.errors import UserError
+
+GRIDS: Final = {"attacks": "lindt_experiments.attacks.board", "recovery": "lindt_experiments.recovery.board"}
 
 
 def reproduce(
@@ -57,10 +60,9 @@ def reproduce(
 
     `lindt reproduce --claims`
     """
+    from lindt_experiments import boards
     from lindt_experiments import reproduce as reproducing
-    from lindt_experiments.attacks import board as attack_board
     from lindt_experiments.detectors import scoreboard
-    from lindt_experiments.recovery import board as recovery_board
 
     console = console_for(as_json)
     if claims:
@@ -94,33 +96,15 @@ def reproduce(
         return
     if replay or again:
         raise UserError(f"{'--replay' if replay else '--again'}: of `detectors` only, not of {name}")
-    if name == "attacks":
+    if name in GRIDS:
         if task:
-            raise UserError("--task: `attacks` has one; choose attacks by --world and methods by --only")
-        grid = attack_board.Request(
+            raise UserError(f"--task: `{name}` has one; choose environments by --world and methods by --only")
+        wanted = boards.GridRequest(
+            grid=import_module(GRIDS[name]).GRID,
             scale=scale,
             seeds=seeds,
             jobs=at_once,
-            runs=runs or Path("runs") / "attacks" / scale,
-            results=results,
-            methods=_listed(only),
-            attacks=_listed(world),
-            as_json=as_json,
-            console=console,
-        )
-        if dry_run:
-            attack_board.dry_run(grid)
-        elif code := attack_board.reproduce(grid):
-            raise typer.Exit(code)
-        return
-    if name == "recovery":
-        if task:
-            raise UserError("--task: `recovery` has one; choose environments by --world and methods by --only")
-        wanted = recovery_board.Request(
-            scale=scale,
-            seeds=seeds,
-            jobs=at_once,
-            runs=runs or Path("runs") / "recovery" / scale,
+            runs=runs or Path("runs") / name / scale,
             results=results,
             methods=_listed(only),
             worlds=_listed(world),
@@ -128,8 +112,8 @@ def reproduce(
             console=console,
         )
         if dry_run:
-            recovery_board.dry_run(wanted)
-        elif code := recovery_board.reproduce(wanted):
+            boards.dry_run_grid(wanted)
+        elif code := boards.reproduce_grid(wanted):
             raise typer.Exit(code)
         return
     request = reproducing.Request(

@@ -21,10 +21,11 @@ from lindt.plan.problem import problem_for
 from lindt.protocols import Aggregator
 from lindt.registry import kind_of, kinds
 from lindt.server.checks import check
-from lindt_experiments.attacks import board, outcomes, page
-from lindt_experiments.attacks.board import Request, reproduce
+from lindt_experiments.attacks import outcomes, page
+from lindt_experiments.attacks.board import GRID
 from lindt_experiments.attacks.grid import ATTACKS, METHOD_NAMES, GridCell, cells, plan_for
 from lindt_experiments.attacks.outcomes import AttackOutcome
+from lindt_experiments.boards import GridRequest, reproduce_grid
 from lindt_experiments.plans.keys import content_key, private_group
 from lindt_experiments.queue import progress
 from lindt_experiments.queue.gather import Origin
@@ -134,21 +135,21 @@ def test_what_is_kept_is_not_played_again(tmp_path: Path, monkeypatch: pytest.Mo
         return made(cell, -0.1, job.plan.seed)
 
     monkeypatch.setattr(progress, "play_all", play_all)
-    monkeypatch.setattr(board, "outcome_of", outcome_of)
+    grid = replace(GRID, outcome_of=outcome_of)
     places = (tmp_path / "runs", tmp_path / "results")
-    some = Request("smoke", 1, 1, *places, methods=("lindt",), attacks=("sybils",), as_json=True)
-    assert reproduce(some) == 0
+    some = GridRequest(grid, "smoke", 1, 1, *places, methods=("lindt",), worlds=("sybils",), as_json=True)
+    assert reproduce_grid(some) == 0
     assert len(played) == 2
-    assert reproduce(Request("smoke", 2, 1, *places, as_json=True)) == 0
+    assert reproduce_grid(GridRequest(grid, "smoke", 2, 1, *places, as_json=True)) == 0
     assert len(played) == len(set(played)) == 36
-    assert reproduce(Request("smoke", 2, 1, *places, as_json=True)) == 0
+    assert reproduce_grid(GridRequest(grid, "smoke", 2, 1, *places, as_json=True)) == 0
     assert len(played) == 36
     kept = outcomes.load(tmp_path / "results", "smoke")
     assert len(kept) == 36
-    assert board.current(kept, "smoke") == kept
+    assert GRID.current(kept, "smoke") == kept
     path = outcomes.path_of(tmp_path / "results", "smoke")
     path.write_text(path.read_text().replace(kept[0].plan, "another", 1))
-    assert len(board.current(outcomes.load(tmp_path / "results", "smoke"), "smoke")) == 35
+    assert len(GRID.current(outcomes.load(tmp_path / "results", "smoke"), "smoke")) == 35
     path.write_text('{"attack": "sybils"}\n')
     with pytest.raises(UserError, match="line 1: not the fields of a run under attack"):
         outcomes.load(tmp_path / "results", "smoke")

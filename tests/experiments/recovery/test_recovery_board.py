@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,14 @@ from lindt.cli.main import app
 from lindt.errors import UserError
 from lindt.plan.plan import METHODS
 from lindt.registry import kind_of
+from lindt_experiments.boards import GridRequest, reproduce_grid
 from lindt_experiments.plans.keys import content_key
 from lindt_experiments.queue import progress
 from lindt_experiments.queue.gather import Origin
 from lindt_experiments.queue.jobs import Job
 from lindt_experiments.queue.queue import JobEvent
-from lindt_experiments.recovery import board, outcomes, page
-from lindt_experiments.recovery.board import Request, client_seconds, exchanged_bytes, reproduce
+from lindt_experiments.recovery import outcomes, page
+from lindt_experiments.recovery.board import GRID, client_seconds, exchanged_bytes
 from lindt_experiments.recovery.cells import METHOD_NAMES, WORLDS, RecoveryCell, cells, plan_for
 from lindt_experiments.recovery.outcomes import RecoveryOutcome
 
@@ -149,17 +151,18 @@ def test_what_is_kept_is_not_played_again(tmp_path: Path, monkeypatch: pytest.Mo
         return made(cell, seed=job.plan.seed)
 
     monkeypatch.setattr(progress, "play_all", play_all)
-    monkeypatch.setattr(board, "outcome_of", outcome_of)
+    grid = replace(GRID, outcome_of=outcome_of)
     places = (tmp_path / "runs", tmp_path / "results")
-    assert reproduce(Request("smoke", 2, 1, *places, methods=("ditto",), worlds=("nfl",), as_json=True)) == 0
+    some = GridRequest(grid, "smoke", 2, 1, *places, methods=("ditto",), worlds=("nfl",), as_json=True)
+    assert reproduce_grid(some) == 0
     assert len(played) == 2
     every = 2 * 4 * len(METHOD_NAMES)
-    assert reproduce(Request("smoke", 2, 1, *places, as_json=True)) == 0
+    assert reproduce_grid(GridRequest(grid, "smoke", 2, 1, *places, as_json=True)) == 0
     assert len(played) == len(set(played)) == every
-    assert reproduce(Request("smoke", 2, 1, *places, as_json=True)) == 0
+    assert reproduce_grid(GridRequest(grid, "smoke", 2, 1, *places, as_json=True)) == 0
     assert len(played) == every
     kept = outcomes.load(tmp_path / "results", "smoke")
-    assert board.current(kept, "smoke") == kept
+    assert GRID.current(kept, "smoke") == kept
     path = outcomes.path_of(tmp_path / "results", "smoke")
     path.write_text('{"world": "nfl"}\n')
     with pytest.raises(UserError, match="line 1: not the fields of a run of the scoreboard of recovery"):
