@@ -352,7 +352,7 @@ def test_the_flags_are_frozen() -> None:
     assert flags["export"] == sorted(["--client", "-o", "--out", "--task", "--json"])
     assert set(commands) == {
         "run", "compare", "demo", "runs", "show", "report", "table", "watch", "figure", "reproduce",
-        "methods", "export", "data",
+        "methods", "export", "data", "vault",
     }  # fmt: skip
 
 
