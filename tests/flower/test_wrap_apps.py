@@ -118,7 +118,8 @@ QUICK = ("quickstart", "numpy, loss only", "tabular")
 )
 def test_the_verdict_is_right_where_federation_helps(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    rounds = 40 if name == "resnet, FedAdam" else 20  # of its 20 rounds the bets see a gain in the last few only
+    # The residual app is decided in round 19 with two threads and in round 20 with one: 20 would hang on last bits.
+    rounds = 40 if name == "resnet, FedAdam" else 20
     detector, result, _ = two_lines(case, tmp_path, "helps", rounds=rounds)
     assert detector.verdict.state in case.helps
     assert [m["lindt-recovering"] for m in result.train_metrics_clientapp.values()] == [0] * rounds
