@@ -371,6 +371,14 @@ def test_a_new_run_goes_into_an_empty_folder_only(lindt: Call, tmp_path: Path) -
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["diary.txt"]
 
 
+def test_a_run_that_was_killed_before_its_plan_was_written_can_be_begun_again(lindt: Call, tmp_path: Path) -> None:
+    (tmp_path / "cut").mkdir()
+    for name in ("run.json", "lock", ".plan.toml.123"):
+        (tmp_path / "cut" / name).touch()
+    lindt("run", "--out", "cut", "--rounds", "1", "--resume", *SMALL)
+    assert (tmp_path / "cut" / "summary.json").exists()
+
+
 def test_resume_without_a_run_and_without_a_plan_is_refused(lindt: Call, tmp_path: Path) -> None:
     said = lindt("run", "--out", "nothing", "--resume", code=2).stderr
     assert "--resume: nothing holds no run; name the folder of one, or a plan to begin it with" in said

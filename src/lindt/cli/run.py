@@ -114,9 +114,19 @@ def _holds_run(folder: Path) -> bool:
 
 
 def _require_free(folder: Path) -> None:
-    """A new run goes into a folder of its own: beside other files, nobody could tell which are the run's."""
-    if folder.is_dir() and (other := next((entry for entry in folder.iterdir()), None)) is not None:
-        raise UserError(f"--out {folder}: it is neither empty nor a run (it holds {other.name}); name another folder")
+    """A new run goes into a folder of its own: beside other files, nobody could tell which are the run's.
+
+    What a run leaves that was killed before its plan was written does not stand in the way.
+    """
+    if not folder.is_dir():
+        return
+    from lindt.runs.store import NAMES  # it imports torch
+
+    aside = tuple(f".{name}." for name in NAMES)  # how a file is called while it is written
+    names = (entry.name for entry in folder.iterdir())
+    others = sorted(name for name in names if name not in NAMES and not name.startswith(aside))
+    if others:
+        raise UserError(f"--out {folder}: it is neither empty nor a run (it holds {others[0]}); name another folder")
 
 
 def _name_in(folder: Path) -> str:
