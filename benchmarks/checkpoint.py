@@ -1,8 +1,8 @@
-"""What it costs to keep the CIFAR federation's state: one checkpoint a round, one v_i a client that recovers.
+"""The time to store the state of the CIFAR federation: a checkpoint per round, and a v_i per client in recovery.
 
     .venv/bin/python benchmarks/checkpoint.py [FOLDER]     # on the disk of FOLDER
 
-Compare with the seconds of a round from `benchmarks/whole.py`. Needs no data: only the model's size matters.
+Compare it with the seconds of a round from `benchmarks/whole.py`. It needs no data: only the model's size matters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(where: str | None) -> None:
     from lindt.plan.models import Cnn
     from lindt.protocols import RecoveryState
     from lindt.runs.store import save_checkpoint
-    from lindt.server.federation import RunState
+    from lindt.server.state import RunState
     from lindt.weights import read_buffers, read_w
 
     model = Cnn().build()

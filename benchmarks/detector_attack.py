@@ -1,4 +1,4 @@
-"""How far can one client of K move what the detector watches? The tables of docs/detector-under-attack.md.
+"""How far one client of K can change the detector's statistic: benchmarks/results/detector-attack.md.
 
     python benchmarks/detector_attack.py rounds     # single rounds: the best that one client can do; 3 minutes
     python benchmarks/detector_attack.py runs       # whole runs with a client that shapes its update; 10 minutes
@@ -26,21 +26,23 @@ from lindt.plan.file import resolve
 from lindt.plan.plan import Alone, Plan, Scoring, attackers_of
 from lindt.plan.problem import problem_for
 from lindt.protocols import Aggregator, Reply, Statistic, Task
-from lindt.server.aggregation import GeometricMedian, Krum, Mean, Median
-from lindt.server.detection.divergence import Rule, measure
-from lindt.server.federation import RoundResult, federate
+from lindt.server.aggregation import ClippedUpdates, GeometricMedian, Krum, Mean, Median
+from lindt.server.detection.divergence import Distances, Rule
+from lindt.server.federation import federate
+from lindt.server.state import RoundResult
 
 STATISTICS: tuple[Statistic, ...] = ("delta", "clean", "spread", "median")
 JOINS: dict[str, Aggregator] = {"mean": Mean(), "median": Median(), "krum": Krum(0.25)}
-LONGEST = 10.0  # of the hostile update, in median lengths of the others': beyond, only the bound says more
+LONGEST = 10.0  # the largest norm of the hostile update, in median norms of the others
 SEEDS, INF = range(5), float("inf")
-WHO = {"digits-nfl": "the attacker", "digits-control": "one of four"}
+WHO = {"digits-nfl": "the attacker", "digits-control": "one of the four"}
+HONEST = "its own update"
 Shape = Callable[[Tensor, int], Tensor]  # of all honest updates and the round
 
 
 @dataclass(frozen=True)
 class Round:
-    """The updates of one round, all honest; whose row is replaced, and the noise that the server drew."""
+    """The honest updates of one round, the row to replace, and the noise that the server drew."""
 
     updates_KP: Tensor
     noise_P: Tensor
@@ -54,17 +56,16 @@ class Round:
         return float(torch.linalg.vector_norm(self.updates_KP[:-1], dim=1).max())
 
     def seen(self, x_P: Tensor, join: Aggregator, S: float) -> dict[str, float]:
-        """What the server measures when the last client sends x."""
+        """The server's measurements when the last client sends x."""
         sent_KP = torch.cat([self.updates_KP[:-1], x_P[None]])
-        privacy = Gaussian(S=S)
-        clipped_KP = privacy.clip(sent_KP)
-        step_P = join(clipped_KP, torch.ones(len(sent_KP))) + self.noise_P
-        found = measure(sent_KP, step_P, self.noise_P, clipped_KP, privacy.clipped(sent_KP))
+        clipped_KP, distances = ClippedUpdates(sent_KP, Gaussian(S=S).scales(sent_KP)), Distances(len(sent_KP))
+        clipped_KP.step(join, torch.ones(len(sent_KP)), self.noise_P, distances)
+        found = distances.divergence(clipped_KP.share(), None)
         return {name: found.watched(name) for name in STATISTICS}
 
 
 def reached(one: Round, join: Aggregator, S: float) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Honest, lowest and highest value of each statistic over what one client may send."""
+    """The honest, lowest and highest value of each statistic over the updates that one client can send."""
     honest = one.seen(one.updates_KP[-1], join, S)
     low, high = dict(honest), dict(honest)
     best: dict[tuple[str, str], Tensor] = {}
@@ -79,7 +80,7 @@ def reached(one: Round, join: Aggregator, S: float) -> tuple[dict[str, float], d
 
     for x_P in _guesses(one, join):
         look(x_P)
-    # From the best guesses on: steps at random among the directions that matter, shorter and shorter.
+    # From the best guesses: random steps in the directions that matter, each shorter than the one before.
     draw = torch.Generator().manual_seed(0)
     basis_KP = torch.cat([one.updates_KP, _direction(one, 2)[None] * one.unit])
     for key in list(best):
@@ -94,7 +95,7 @@ def _guesses(one: Round, join: Aggregator) -> Iterator[Tensor]:
     ones_K = torch.ones(len(others_KP))
     mean_P, middle_P = others_KP.mean(0), GeometricMedian()(others_KP, ones_K)
     yield from (torch.zeros_like(own_P), mean_P, middle_P, join(others_KP, ones_K), *others_KP)
-    yield middle_P + len(others_KP) * (middle_P - mean_P)  # brings the mean to the others' middle
+    yield middle_P + len(others_KP) * (middle_P - mean_P)  # moves the mean to the centre of the others
     for way_P in (mean_P, own_P, _direction(one, 1), others_KP[0]):
         unit_P = way_P * one.unit / torch.linalg.vector_norm(way_P)
         for length in torch.logspace(-2, 1, 25).tolist():
@@ -109,7 +110,7 @@ def _direction(one: Round, seed: int) -> Tensor:
 
 
 def drawn(K: int, P: int = 2000) -> Round:
-    """Clients that share half of their update (in square) and go their own ways with the other half; length 1."""
+    """Updates of norm 1 whose squared norm is half from a common part and half from a part of each client's own."""
     draw = torch.Generator().manual_seed(K)
     ways_KP = torch.nn.functional.normalize(torch.randn(K + 2, P, generator=draw), dim=1)
     return Round(0.5**0.5 * (ways_KP[:K] + ways_KP[K]), 0.5 * ways_KP[K + 1])
@@ -123,8 +124,8 @@ def watched(name: str, seed: int) -> Plan:
 
 
 class Shaping:
-    """The real clients, but for one a round, who sends what `shape` makes of all: the attacker where there is one, or
-    with `besides` a client that is none, so that two are hostile."""
+    """The real clients, except that one client per round sends the update made by `shape`: the attacker if there is
+    one, or with `besides` another client, so that two are hostile."""
 
     def __init__(self, plan: Plan, shape: Shape | None, cache: Path | None = None, *, besides: bool = False) -> None:
         self.problem = problem_for(plan)
@@ -142,7 +143,9 @@ class Shaping:
         replies = list(self.inner.dispatch(tasks))
         if tasks[0].kind != "train":
             return replies
-        replies.sort(key=lambda reply: (reply.client in self.hostile) != self.besides)  # whoever is last is the one
+        replies.sort(
+            key=lambda reply: (reply.client in self.hostile) != self.besides
+        )  # the last client is the one that is replaced
         w, round = tasks[0].w, tasks[0].round
         self.updates[round] = torch.stack([reply.w - w for reply in replies if reply.w is not None])
         if self.shape is not None:
@@ -179,7 +182,7 @@ def rounds() -> Iterator[str]:
 
 
 def _any_way(length: float) -> Shape:
-    """A direction drawn anew in every round, `length` times as long as the others' median update."""
+    """A direction drawn in every round, with `length` times the norm of the others' median update."""
 
     def shape(updates_KP: Tensor, round: int) -> Tensor:
         one = Round(updates_KP, torch.zeros(0))
@@ -189,23 +192,23 @@ def _any_way(length: float) -> Shape:
 
 
 SHAPES: dict[str, Shape | None] = {
-    "honest": None,
+    HONEST: None,
     "w unchanged": lambda updates_KP, _: torch.zeros_like(updates_KP[0]),
     "the others' mean": lambda updates_KP, _: updates_KP[:-1].mean(0),
-    "any way, as long as the others'": _any_way(1.0),
-    "any way, 3 times as long": _any_way(3.0),
-    "any way, 10 times as long": _any_way(10.0),
+    "a random direction, as long as the others'": _any_way(1.0),
+    "a random direction, 3 times as long": _any_way(3.0),
+    "a random direction, 10 times as long": _any_way(10.0),
 }
 HIDING, FAKING = list(SHAPES)[1:3], list(SHAPES)[3:]
-CASES = [("digits-nfl", shape, besides) for besides in (False, True) for shape in ("honest", *HIDING)[besides:]]
-CASES += [("digits-control", shape, False) for shape in ("honest", *FAKING)]
-# Of the presets for Delta, and of docs/choosing-epsilon.md for the two that are free of noise.
+CASES = [("digits-nfl", shape, besides) for besides in (False, True) for shape in (HONEST, *HIDING)[besides:]]
+CASES += [("digits-control", shape, False) for shape in (HONEST, *FAKING)]
+# The epsilon of the presets for Delta, and of docs/choosing-epsilon.md for the two statistics without noise.
 EPSILONS: dict[Statistic, float] = {"delta": 0.1, "median": 0.1, "clean": 0.35, "spread": 0.35}
 
 
 def runs() -> Iterator[str]:
     heads = [f"`{name}` > {epsilon:g}" for name, epsilon in EPSILONS.items()]
-    yield "| federation | who | sends | " + " | ".join(heads) + " | beta at the end |"
+    yield "| federation | hostile client | sends | " + " | ".join(heads) + " | beta at the end |"
     yield "|---" * (4 + len(heads)) + "|"
     with TemporaryDirectory() as cache:
         for world, shape, besides in CASES:
@@ -222,7 +225,7 @@ def runs() -> Iterator[str]:
                     first = next((r for r, count in enumerate(counts, 1) if count > 25), None)
                     flagged[name].append("no" if first is None else str(first))
                     above[name].append(counts[-1])
-            who = "nobody" if SHAPES[shape] is None else "one beside the attacker" if besides else WHO[world]
+            who = "no client" if SHAPES[shape] is None else "a client beside the attacker" if besides else WHO[world]
             cells = [f"{', '.join(flagged[name])} ({median(above[name])})" for name in EPSILONS]
             gains = ", ".join(f"{100 * beta:+.1f}" for beta in betas)
             yield f"| {world} | {who} | {shape} | " + " | ".join(cells) + f" | {gains} |"

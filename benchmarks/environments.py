@@ -1,7 +1,7 @@
-"""Every peer in an environment of its own, made once in LINDT_BENCH or the user's cache folder.
+"""The environment of each peer, made once in LINDT_BENCH or the user's cache folder.
 
-torch goes first and alone, by this repository's constraints: left to a peer's own requirement it would bring gigabytes
-for accelerators. What was installed is kept beside each environment in pins.txt.
+torch is installed first, with this repository's constraints: from a peer's own requirements pip would download
+gigabytes for accelerators. The list of installed packages is stored with each environment in pins.txt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def folder() -> Path:
 
 
 def python_of(peer: str) -> Path:
-    """The peer's interpreter; its environment is made if it is not there, or has other pins."""
+    """The peer's interpreter; its environment is made if it does not exist, or has other pins."""
     home = folder() / peer
     python, asked = home / "bin" / "python", home / "asked.txt"
     wanted = "\n".join(" ".join(step) for step in PINS[peer]) + "\n" + CONSTRAINTS.read_text()

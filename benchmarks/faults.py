@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/faults.py             # with the C library's own settings
     .venv/bin/python benchmarks/faults.py --keep      # with memory kept, as `lindt run` does
 
-How many there are without --keep depends on how the heap happens to lie.
+Without --keep the number of page faults depends on the layout of the heap.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     from lindt.server.federation import begin, evaluate
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--keep", action="store_true", help="keep memory, as a run of ours does")
+    parser.add_argument("--keep", action="store_true", help="keep memory, as `lindt run` does")
     if parser.parse_args().keep:
         keep_memory()
     torch.set_num_threads(1)

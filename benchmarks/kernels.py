@@ -1,8 +1,8 @@
-"""The kernels of a CNN step one by one, on one thread, against sgemm: which of them could be faster at all.
+"""The kernels of a CNN step one by one, on one thread, against sgemm, to find those that could be faster.
 
     .venv/bin/python benchmarks/kernels.py
 
-Each is called over and over on the same tensors, so caches are warmer than in a step.
+Each is called repeatedly on the same tensors, so that caches hold more of the data than in a step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Contestants side by side: all are started, then each pass asks each of them for one round, one after the other.
+"""Contestants in alternation: all are started, then in each pass each of them plays one round, one after the other.
 
-While one computes, the others wait for a line. So a busy spell of the machine hits neighbours alike, and ratios are
-taken within a pass. The first round of a process (compilation, caches, workers that start) is kept apart.
+While one computes, the others wait for a line. So other work on the machine affects all contestants of a pass alike,
+and ratios are taken within a pass. The first round of a process (compilation, caches, start of workers) is reported
+separately.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ class Found:
     start: float = 0.0  # from the command to the end of the first round
     first: float = 0.0
     seconds: dict[int, float] = field(default_factory=dict)  # by pass
-    others: dict[int, float] = field(default_factory=dict)  # the share of the cores that other work took meanwhile
+    cpu: dict[int, float] = field(default_factory=dict)  # processor seconds of all its processes, by pass
+    others: dict[int, float] = field(
+        default_factory=dict
+    )  # the share of the cores that other work used during the round
 
 
 class Running:
@@ -84,7 +88,7 @@ class Running:
 
 
 def _drain(stream: Any) -> None:
-    """Peers are talkative; the tail is not kept, run the script by hand to read it."""
+    """Read and drop the output of a peer; to see it, run its script by hand."""
     threading.Thread(target=lambda: [None for _ in stream], daemon=True).start()
 
 
@@ -99,7 +103,7 @@ def _running(contestant: Contestant) -> Iterator[Running]:
 
 
 class Meter:
-    """How much of all cores anything but this process and its descendants used since the meter was made."""
+    """Measures the share of all cores that other processes used since the meter was made."""
 
     def __init__(self) -> None:
         self.total, self.busy, self.own = _ticks()
@@ -108,9 +112,13 @@ class Meter:
         total, busy, own = _ticks()
         return max(0.0, (busy - self.busy) - max(0, own - self.own)) / max(total - self.total, 1)
 
+    def own_seconds(self) -> float:
+        """The processor time of this process and its descendants: of the contestant that plays, as the others wait."""
+        return (_ticks()[2] - self.own) / os.sysconf("SC_CLK_TCK")
+
 
 def _ticks() -> tuple[int, int, int]:
-    """Of all cores: in total, at work, and at work for us."""
+    """The time of all cores: in total, busy, and busy for this process and its descendants."""
     numbers = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     parents, used = {}, {}
     for folder in Path("/proc").iterdir():
@@ -135,7 +143,7 @@ QUIET = 0.1  # of all cores
 
 
 class Patience:
-    """Waits for a quiet machine before a round, so many seconds in all; then it measures as things are."""
+    """Waits for a quiet machine before a round, for so many seconds in total; after that it does not wait."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
@@ -153,13 +161,14 @@ def play(contestants: Sequence[Contestant], passes: int, patience: Patience) -> 
             sys.stderr.write(f"  starting {contestant.key}\n")
             running.append(stack.enter_context(_running(contestant)))
         for number in range(passes):
-            turn = number % len(running)  # nobody always follows the same neighbour
+            turn = number % len(running)  # so that no contestant always follows the same one
             for one in running[turn:] + running[:turn]:
                 if number % one.contestant.every == 0:
                     patience.wait()
                     meter = Meter()
                     one.found.seconds[number] = one.play()
                     one.found.others[number] = meter.others()
+                    one.found.cpu[number] = meter.own_seconds()
             share = max(one.found.others.get(number, 0.0) for one in running)
             sys.stderr.write(f"  pass {number + 1} of {passes}; other work took up to {share:.0%} of the cores\n")
         for one in running:

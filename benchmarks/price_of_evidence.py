@@ -1,16 +1,16 @@
-"""What the gain test costs in accuracy, and when recovery should start.
+"""The cost of the gain test in accuracy, and the best start of recovery.
 
     python benchmarks/price_of_evidence.py                     # design configurations of the scoreboard, one seed each
     python benchmarks/price_of_evidence.py --most 12 --task digits --task camps
 
 Each federation is played four times with the same seed:
 
-    nothing held out    FedAvg, detection = delta: what clients would have without lindt
-    held out            FedAvg, detection = gain: the price of the validation parts
+    nothing held out    FedAvg, detection = delta: the clients' accuracy without lindt
+    held out            FedAvg, detection = gain: the cost of the validation parts
     warning, verdict    guarded prediction, recovery on_evidence, started by the early warning or by the verdict
 
-The score is the mean accuracy over honest clients of what each predicts with, on its test data, over the last ten
-scored rounds. Healthy and negative federations, by the sign of beta with `held out`, are summed up apart.
+The score is the mean accuracy over honest clients of the model that each predicts with, on its test data, over the last
+ten scored rounds. Healthy and negative federations, by the sign of beta with `held out`, are reported separately.
 """
 
 from __future__ import annotations

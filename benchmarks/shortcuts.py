@@ -1,10 +1,10 @@
-"""A step as lindt takes it against the same step without its shortcuts, by CPU time.
+"""The CPU time of a recorded training step of lindt, against the same step in full.
 
     .venv/bin/python benchmarks/shortcuts.py                       # the paper's CNN
     .venv/bin/python benchmarks/shortcuts.py --model cpu --dual    # the `cpu` scale's, as a dual; also digits, head
 
-`long` is plain autograd, `taped` plays the same steps from a tape (client/training.py). Turns of 5 steps alternate, so
-that a busy spell hits neighbours alike, and each ratio is taken within a turn.
+`long` is plain autograd, `taped` replays the same steps from a tape (client/training.py). Turns of 5 steps alternate,
+so that other work on the machine affects both alike, and each ratio is taken within a turn.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     build, shape = MODELS[options.model]
     steps = {way: descent_of(way, build, options.dual) for way in WAYS}
     taken: dict[str, list[float]] = {way: [] for way in WAYS}
-    warm = BEFORE // STEPS + 2  # turns until a tape is there
+    warm = BEFORE // STEPS + 2  # turns until the tape is recorded
     for number in range(warm + options.turns):
         for way in WAYS if number % 2 else WAYS[::-1]:
             seconds = turn(steps[way], shape, number)

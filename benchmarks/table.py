@@ -1,4 +1,4 @@
-"""The results as table and figure of docs/performance.md; `python benchmarks/table.py RESULTS` draws them anew."""
+"""The results as table and figure of docs/performance.md; `python benchmarks/table.py RESULTS` draws them again."""
 
 from __future__ import annotations
 
@@ -43,13 +43,35 @@ PAIRS = (
 )
 
 
+LARGE = {"resnet": "ResNet-18 with GroupNorm", "transformer": "transformer"}
+WAYS = {
+    "ours2": "**lindt**, 2 workers",
+    "pfl2p": "pfl-research, 2 processes (gloo)",
+    "plain2p": "plain PyTorch loop, 2 processes",
+    "flower": "Flower simulation, Ray, 2 actors",
+    "ours1": "**lindt**, in process, 1 thread",
+    "plain1": "plain PyTorch loop, 1 thread",
+    "dual2": "**lindt**, the dual round, 2 workers",
+    "dual1": "**lindt**, the dual round, in process",
+}
+LARGE_PAIRS = (
+    ("plain loop, 1 thread / lindt, 2 workers", "plain1", "ours2", "at least 1.3"),
+    ("plain loop, 2 processes / lindt, 2 workers", "plain2p", "ours2", "at least 1"),
+    ("Flower / lindt, 2 workers", "flower", "ours2", "at least 1"),
+    ("pfl-research, 2 processes / lindt, 2 workers", "pfl2p", "ours2", "at least 1"),
+    ("plain loop, 1 thread / lindt, in process", "plain1", "ours1", ""),
+    ("dual round / single round, 2 workers", "dual2", "ours2", "at most 2.1"),
+    ("dual round / single round, in process", "dual1", "ours1", "at most 2.1"),
+)
+
+
 def seconds(found: dict[str, Any], key: str) -> list[float]:
     return list(found["contestants"][key]["seconds"].values())
 
 
-def ratios(found: dict[str, Any], above: str, below: str) -> list[float]:
-    """Within each pass in which both took part."""
-    a, b = (found["contestants"][key]["seconds"] for key in (above, below))
+def ratios(found: dict[str, Any], above: str, below: str, clock: str = "seconds") -> list[float]:
+    """The ratios within each pass in which both took part; `clock` is seconds or cpu."""
+    a, b = (found["contestants"][key][clock] for key in (above, below))
     return [a[number] / b[number] for number in a if number in b]
 
 
@@ -60,6 +82,44 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 
 def write_table(found: dict[str, Any], out: TextIO) -> None:
+    if any(key in NAMES for key in found["contestants"]):
+        _write_cnn(found, out)
+    for work in LARGE:
+        if any(key.startswith(f"{work}_") for key in found["contestants"]):
+            _write_large(found, work, out)
+    if found["probes"]:
+        _write_probes(found, out)
+    others = [share for one in found["contestants"].values() for share in one["others"].values()]
+    out.write(
+        f"\nOther work took {spread([100 * share for share in others], 0)}% of the cores during a round, more than a "
+        f"tenth in {sum(share > QUIET for share in others)} of {len(others)} rounds; "
+        f"load average before the run {found['load before'][0]:.2f}.\n"
+    )
+
+
+def _write_large(found: dict[str, Any], work: str, out: TextIO) -> None:
+    """The round of a large model by wall clock and by processor time, which other work on the machine changes less."""
+    there = found["contestants"]
+    keys = [key for key in WAYS if f"{work}_{key}" in there]
+    keys.sort(key=lambda key: median(seconds(found, f"{work}_{key}")))
+    size = max(there[f"{work}_{key}"]["parameters"] for key in keys)
+    out.write(f"\n{LARGE[work]}, {size:,} parameters:\n\n")
+    out.write("| way | s a round | processor seconds | first round, s | passes |\n|---|---|---|---|---|\n")
+    for key in keys:
+        one = there[f"{work}_{key}"]
+        cpu = spread(list(one["cpu"].values()))
+        passes = len(one["seconds"])
+        out.write(
+            f"| {WAYS[key]} | {spread(seconds(found, f'{work}_{key}'))} | {cpu} | {one['first']:.1f} | {passes} |\n"
+        )
+    out.write("\n| ratio, within a pass | seconds | processor seconds | bar |\n|---|---|---|---|\n")
+    for name, above, below, bar in LARGE_PAIRS:
+        pair = f"{work}_{above}", f"{work}_{below}"
+        if pair[0] in there and pair[1] in there and (values := ratios(found, *pair)):
+            out.write(f"| {name} | {spread(values)} | {spread(ratios(found, *pair, clock='cpu'))} | {bar} |\n")
+
+
+def _write_cnn(found: dict[str, Any], out: TextIO) -> None:
     there = found["contestants"]
     out.write("| way | s a round | times the plain loop's speed | of the sgemm peak | first round, s | passes |\n")
     out.write("|---|---|---|---|---|---|\n")
@@ -77,14 +137,6 @@ def write_table(found: dict[str, Any], out: TextIO) -> None:
     for name, above, below, bar in PAIRS:
         if above in there and below in there and (values := ratios(found, above, below)):
             out.write(f"| {name} | {spread(values)} | {min(values):.2f}, {max(values):.2f} | {bar} |\n")
-    if found["probes"]:
-        _write_probes(found, out)
-    others = [share for one in there.values() for share in one["others"].values()]
-    out.write(
-        f"\nOther work took {spread([100 * share for share in others], 0)}% of the cores during a round, more than a "
-        f"tenth in {sum(share > QUIET for share in others)} of {len(others)} rounds; "
-        f"load average before the run {found['load before'][0]:.2f}.\n"
-    )
 
 
 def _write_probes(found: dict[str, Any], out: TextIO) -> None:

@@ -1,17 +1,17 @@
-"""How many modules of lindt a walk enters: the files that a reader meets who follows one job from end to end.
+"""How many modules of lindt a walk enters: the files that a reader opens to follow one job from end to end.
 
     python benchmarks/walks.py            # a table: entered, to open, goal, before
     python benchmarks/walks.py --list     # and the names
 
-A module is entered when one of its functions is called; importing it does not count, nor does what runs while it is
-imported. Counted by `sys.setprofile` on tiny runs, in this process and in every thread that it starts. A function that
-`dataclass` writes has no file, so building a plain dataclass does not count either.
+A module is entered when one of its functions is called; importing it does not count, nor does code that runs during the
+import. Calls are counted by `sys.setprofile` on tiny runs, in this process and in every thread that it starts. A
+function that `dataclass` writes has no file, so building a plain dataclass does not count either.
 
-Two numbers are printed. `entered` is what was measured. `to open` leaves out of it the modules that a reader of that
-walk need not open. It differs in one walk only, the round that a newcomer follows: plain FedAvg in process, without
-attackers, noise, recovery or scores. Left out there (`NOT_OPENED` says why of each) are utilities whose calls say what
-they do, and modules of which nothing but an empty component is called. The same round with everything on is a walk of
-its own, of which nothing is left out.
+Two numbers are printed. `entered` is the measured number. `to open` is that number without the modules that a reader of
+that walk need not open. The two differ in one walk only, the round that a new reader follows: plain FedAvg in process,
+without attackers, noise, recovery or scores. Left out there (`NOT_OPENED` gives the reason for each) are utilities with
+self-explanatory names, and modules of which only an empty component is called. The same round with all components is a
+walk of its own, of which no module is left out.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def run_walk(folder: Path) -> set[str]:
     Detection, recovery and the private models are part of it. The summary and the verdict come afterwards.
     """
     from lindt.cli.main import app
-    from lindt.runs.summary import summarise_run
+    from lindt.runs.about import summarise_run
 
     sets = [word for assignment in TINY for word in ("--set", assignment)]
     words = ["run", "digits-nfl", "--rounds", "4", *sets, "--engine", "inprocess", "--out", str(folder / "run")]
@@ -192,7 +192,7 @@ def worker_walk(folder: Path) -> set[str]:
 def _profiled_after_ready(
     serve: Callable[[int, int], None], socket: int, shared: int, asked: threading.Event, found: EnteredModules
 ) -> None:
-    """Serve; what is called before the task was sent is the worker's start, and none of the walk."""
+    """Serve; calls before the task was sent are the start of the worker, and do not count."""
 
     def see(frame: FrameType, event: str, argument: object) -> None:
         if asked.is_set():
@@ -309,7 +309,7 @@ def _rounds_entered(plan: Any, *, recovering: bool) -> set[str]:
     problem, found = problem_for(plan), EnteredModules()
     with InProcess(plan, problem) as engine:
         state = begin(plan, problem)
-        list(train_privately(plan, problem, engine, state))  # before round 1, so none of the walk
+        list(train_privately(plan, problem, engine, state))  # before round 1, so not part of the walk
         if recovering:
             state = replace(state, recovery=replace(state.recovery, on=True, detections=1))
         with found.watching():
@@ -319,9 +319,9 @@ def _rounds_entered(plan: Any, *, recovering: bool) -> set[str]:
 
 
 def field_walk(_folder: Path) -> set[str]:
-    """The source files, written by hand, that list all fields of a round's scores: those a new field has to go into.
+    """The source files, written by hand, that list all fields of a round's scores: a new field is added to each.
 
-    `schema.ts` is generated; a file that reads one field for what it means is no list.
+    `schema.ts` is generated. A file that uses single fields does not list them.
     """
     from lindt.runs.schema import SCORES
 

@@ -1,10 +1,10 @@
-"""The paper's CIFAR federation over whole rounds: time, who spends it, and memory over all processes.
+"""The paper's CIFAR federation over whole rounds: time, its parts, and the memory of all processes.
 
     .venv/bin/python benchmarks/whole.py fedavg          # 20 rounds, 2 workers
     .venv/bin/python benchmarks/whole.py lindt
 
 100 clients in their default allocation, 20 attackers, clipping and noise, scores every 10th round, a checkpoint after
-each, on CIFAR-10 itself (`lindt data fetch cifar10`). Private models are left out: they are trained once and kept.
+each, on CIFAR-10 itself (`lindt data fetch cifar10`). Private models are left out: they are trained once and cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("method", choices=("fedavg", "lindt"))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--workers", type=int, default=2, help="0: in this process, and the engine's share is told")
+    parser.add_argument("--workers", type=int, default=2, help="0: in this process, and the engine's share is printed")
     parser.add_argument("--plan", default="cifar-nfl")
     options = parser.parse_args()
     sys.stdout.write(json.dumps(measure(options.method, options.rounds, options.workers, options.plan)) + "\n")
@@ -43,8 +43,8 @@ def measure(method: str, rounds: int, workers: int, name: str = "cifar-nfl") -> 
     from lindt.plan.file import resolve
     from lindt.plan.problem import problem_for
     from lindt.resources import keep_memory
+    from lindt.runs.about import about_run
     from lindt.runs.store import Store
-    from lindt.runs.summary import about_run
     from lindt.server.federation import begin, play_round
 
     plan = resolve(name, [f"method={method}", "alone.private=false", "scoring.last=1"], rounds=rounds)
@@ -58,7 +58,7 @@ def measure(method: str, rounds: int, workers: int, name: str = "cifar-nfl") -> 
         place = {"run": store.run, "folder": store.private, "cache": Path(aside) / "cache"}
         engine = Processes(plan, problem, workers=workers, **place) if workers else InProcess(plan, problem, **place)
         state = begin(plan, problem, store.run)
-        # Reading the memory's size holds the process up for 24 ms: in process it would count as the engine's.
+        # Reading the memory size takes 24 ms, which in process would count as time of the engine.
         watch = sampled(memory) if workers else timed()
         meter = Meter()
         try:
@@ -110,7 +110,7 @@ def _extrapolated(plan: Any, training: float, scored: float) -> float:
 
 @contextmanager
 def timed() -> Iterator[None]:
-    """Adds up the time inside steps and scoring, in this process; what is left is the engine's own."""
+    """Measure the time of steps and scoring in this process; the rest is the engine's."""
     from lindt.client import client
 
     fit, forward_all = client.fit, client.forward_all

@@ -1,4 +1,4 @@
-"""The one definition of the work that every contestant does, and how a contestant is asked for it.
+"""The definition of the work of every contestant, and the protocol by which a contestant is asked for rounds.
 
 A round is 10 clients x 500 pictures of 3 x 32 x 32, batch 10, one epoch of SGD at 0.1 with the gradient's norm
 clipped to 5, then the plain mean of the weights: 500 steps of the paper's CNN, 217.8 GFLOP. The pictures are generated
@@ -25,13 +25,16 @@ GFLOP = 217.8  # to train 5,000 samples at 43.6 MFLOP each, forward and backward
 
 WINDOW, CHARACTERS, WINDOW_BATCH, WINDOW_STEPS = 80, 80, 50, 8  # the LSTM's: 2 clients x 8 steps of 50 x 80
 
+FEW = min(20, SAMPLES // 10)  # samples a client of the two large models
+CONTEXT = 64  # characters that the transformer reads
+
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def pictures(clients: int = CLIENTS, samples: int = SAMPLES, seed: int = 0) -> list[Arrays]:
-    """One (x, y) pair a client: coarse blocks of colour, a pattern a class, under noise.
+    """One (x, y) pair per client: coarse blocks of colour, one pattern per class, with noise.
 
-    They can be learned, but a fifth of the labels is wrong: gradients neither vanish nor turn into slow denormals.
+    They can be learned, but a fifth of the labels is wrong: so gradients neither vanish nor become slow denormals.
     """
     draw = np.random.default_rng(seed)
     patterns = draw.standard_normal((CLASSES, 3, 4, 4), dtype=np.float32).repeat(8, axis=2).repeat(8, axis=3)
@@ -44,11 +47,13 @@ def pictures(clients: int = CLIENTS, samples: int = SAMPLES, seed: int = 0) -> l
     return found
 
 
-def windows(clients: int = 2, samples: int = WINDOW_BATCH * WINDOW_STEPS, seed: int = 0) -> list[Arrays]:
-    """Text for the LSTM: 80 characters and the one that follows, each character the last one plus 0 or 1."""
+def windows(
+    clients: int = 2, samples: int = WINDOW_BATCH * WINDOW_STEPS, seed: int = 0, window: int = WINDOW
+) -> list[Arrays]:
+    """Text: characters and the one that follows them, each character the last one plus 0 or 1."""
     draw = np.random.default_rng(seed)
     walks = [
-        (draw.integers(CHARACTERS, size=(samples, 1)) + draw.integers(2, size=(samples, WINDOW + 1)).cumsum(1))
+        (draw.integers(CHARACTERS, size=(samples, 1)) + draw.integers(2, size=(samples, window + 1)).cumsum(1))
         % CHARACTERS
         for _ in range(clients)
     ]
@@ -63,9 +68,9 @@ def rounds_wanted() -> tuple[argparse.ArgumentParser, Callable[[], argparse.Name
 
 
 class Report:
-    """What a contestant says: a line with the seconds for every round it is asked for, and one JSON line at its end.
+    """The output of a contestant: a line with the seconds of every requested round, and one JSON line at the end.
 
-    Standard output is kept for that: whatever a peer prints goes to standard error.
+    Standard output is reserved for it: all other output of a peer goes to standard error.
     """
 
     def __init__(self, name: str, packages: tuple[str, ...], rounds: int, parameters: int = PARAMETERS) -> None:
@@ -76,7 +81,7 @@ class Report:
         os.dup2(2, 1)
 
     def wanted(self) -> bool:
-        """Whether another round is asked for; waits for the answer."""
+        """Wait for a line; returns whether another round is requested."""
         if self.rounds:
             return len(self.seconds) < self.rounds
         return bool(sys.stdin.readline())
@@ -93,7 +98,7 @@ class Report:
             self.took(time.perf_counter() - start)
 
     def end(self, loss: float | None = None) -> None:
-        """`loss`, of the final weights on the first client's pictures, shows that the peers did train."""
+        """Print the JSON line. `loss`, of the final weights on the first client's data, shows that peers trained."""
         self._say(
             {
                 "name": self.name,

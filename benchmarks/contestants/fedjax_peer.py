@@ -1,4 +1,4 @@
-"""fedjax: its federated averaging on its jit backend, channels last as jax prefers them, all cores."""
+"""fedjax: its federated averaging on its jit backend, with channels last, which is jax's default, on all cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from work import BATCH, CLASSES, CLIENTS, MAX_NORM, PARAMETERS, RATE, Report, pictures, rounds_wanted
 
-# fedjax 0.0.17 calls jax by names that jax has dropped since.
+# fedjax 0.0.17 uses names of jax that were removed from jax since.
 for _name in ("tree_map", "tree_leaves", "tree_flatten", "tree_unflatten", "tree_structure"):
     setattr(jax, _name, getattr(jax.tree_util, _name))
 
@@ -72,7 +72,7 @@ def main() -> None:
         key, *keys = jax.random.split(key, CLIENTS + 1)
         asked = [(str(i).encode(), client, mine) for i, (client, mine) in enumerate(zip(clients, keys, strict=True))]
         state, _ = algorithm.apply(state, asked)
-        jax.block_until_ready(state.params)  # jax answers before it has computed
+        jax.block_until_ready(state.params)  # jax returns before it has computed the result
 
     report.play(one_round)
     report.end(float(loss_of(state.params, clients[0].all_examples(), None)))

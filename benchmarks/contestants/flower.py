@@ -14,27 +14,29 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from plain_torch import as_tensors, cnn, loss_of, train
-from work import CLIENTS, Report, pictures, rounds_wanted
+from plain_torch import WORKS, as_tensors, loss_of, train
+from work import CLIENTS, Report, rounds_wanted
 
+WORK = "LINDT_BENCH_WORK"  # the name of the work, which the actors inherit
 client_app = ClientApp()
-_kept: dict[str, object] = {}  # in an actor: what it need not make again in every round
+_kept: dict[str, object] = {}  # in an actor: objects that are made once and used in every round
 
 
 @client_app.train()
 def train_client(message: Message, context: Context) -> Message:
+    work = WORKS[os.environ[WORK]]
     if not _kept:
         torch.set_num_threads(1)
-        _kept.update(model=cnn(), clients=[as_tensors(client) for client in pictures()])
+        _kept.update(model=work.model(), clients=[as_tensors(client) for client in work.data()])
     model, (x, y) = _kept["model"], _kept["clients"][int(context.node_config["partition-id"])]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    train(model, x, y)
+    train(model, x, y, batch=work.batch)
     content = {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
     return Message(content=RecordDict(content), reply_to=message)
 
 
 class Paced(FedAvg):
-    """FedAvg that begins a round when it is asked to. Nothing else of it is changed."""
+    """FedAvg that waits for a request before each round. Nothing else is changed."""
 
     def __init__(self, report: Report) -> None:
         super().__init__(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
@@ -53,18 +55,22 @@ class Paced(FedAvg):
 
 
 def main() -> None:
-    _, parse = rounds_wanted()
-    report = Report("Flower simulation, Ray, 2 actors", ("flwr", "ray", "torch"), parse().rounds)
+    parser, parse = rounds_wanted()
+    parser.add_argument("--work", choices=WORKS, default="cnn")
+    options = parse()
+    work, os.environ[WORK] = WORKS[options.work], options.work
+    parameters = sum(p.numel() for p in work.model().parameters())
+    report = Report("Flower simulation, Ray, 2 actors", ("flwr", "ray", "torch"), options.rounds, parameters)
     server_app = ServerApp()
 
     @server_app.main()
     def serve(grid: Grid, context: Context) -> None:
-        strategy, arrays = Paced(report), ArrayRecord(cnn().state_dict())
+        strategy, arrays = Paced(report), ArrayRecord(work.model().state_dict())
         while report.wanted():
             arrays = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=1).arrays
-        model = cnn()
+        model = work.model()
         model.load_state_dict(arrays.to_torch_state_dict())
-        report.end(loss_of(model, pictures()[0]))
+        report.end(loss_of(model, work.data()[0]))
 
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
     run_simulation(server_app, client_app, num_supernodes=CLIENTS, backend_config=resources)

@@ -1,7 +1,8 @@
-"""The work as lindt takes it: problems that worker processes can load by name (`--task`)."""
+"""The work as problems of lindt, which worker processes can load by name (`--task`)."""
 
 from __future__ import annotations
 
+from plain_torch import WORKS
 from work import pictures, windows
 
 import lindt
@@ -16,6 +17,20 @@ def cnn() -> lindt.Problem:
 
 def lstm() -> lindt.Problem:
     return lindt.Problem([(client, _few(client)) for client in windows()], Lstm().build)
+
+
+def resnet() -> lindt.Problem:
+    return problem_of("resnet")
+
+
+def transformer() -> lindt.Problem:
+    return problem_of("transformer")
+
+
+def problem_of(name: str, clients: int | None = None) -> lindt.Problem:
+    """A work as the peers have it, with their module."""
+    work = WORKS[name]
+    return lindt.Problem([(client, _few(client)) for client in work.data()[:clients]], work.model)
 
 
 def evaluation() -> lindt.Problem:

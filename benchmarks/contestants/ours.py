@@ -1,4 +1,4 @@
-"""lindt, through its public face: a plan, a problem and an engine; no scores and no private models in a round."""
+"""lindt by its public API: a plan, a problem and an engine; a round has no scores and no private models."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from time import perf_counter
 
 import lindt_work
 import torch
+from plain_torch import WORKS
 from work import BATCH, MAX_NORM, RATE, WINDOW_BATCH, Report, rounds_wanted
 
 from lindt import METHODS, Plan, Problem, federate
@@ -16,7 +17,8 @@ from lindt.environment.participation import Sampled
 from lindt.plan.models import Cnn, Lstm, parameters_of
 from lindt.plan.plan import Alone, Scoring, Training
 from lindt.resources import keep_memory
-from lindt.server.federation import RunState, begin, evaluate
+from lindt.server.federation import begin, evaluate
+from lindt.server.state import RunState
 from lindt.weights import first_model, write
 
 NEVER = 1_000_000
@@ -27,7 +29,7 @@ def plan_for(work: str, method: str) -> Plan:
     return Plan(
         name="bench",
         rounds=NEVER,
-        model=Lstm() if lstm else Cnn(),
+        model=Lstm() if lstm else Cnn(),  # not read where the task gives the model
         training=Training(rate=RATE, decay=1.0, batch=WINDOW_BATCH if lstm else BATCH, max_norm=MAX_NORM),
         environment=Environment(participation=Sampled(rate=1.0)),
         method=METHODS[method],
@@ -47,7 +49,7 @@ def loss_of(problem: Problem, plan: Plan, state: RunState) -> float:
 
 def main() -> None:
     parser, parse = rounds_wanted()
-    parser.add_argument("--work", choices=("cnn", "lstm", "evaluation"), default="cnn")
+    parser.add_argument("--work", choices=(*WORKS, "evaluation"), default="cnn")
     parser.add_argument("--method", choices=sorted(METHODS), default="fedavg")
     parser.add_argument("--workers", type=int, default=0, help="processes; 0: in this one")
     options = parse()
@@ -58,7 +60,7 @@ def main() -> None:
         engine = Processes(plan, problem, task=f"lindt_work:{options.work}", workers=options.workers)
         where = f"{options.workers} workers"
     else:
-        keep_memory()  # as `lindt run` does; `federate` in a process of yours does not
+        keep_memory()  # as `lindt run` does; `federate` in a user's process does not
         engine, where = InProcess(plan, problem), "in process"
     name = f"lindt, {options.method}, {where}"
     report = Report(name, ("lindt", "torch"), options.rounds, parameters_of(first_model(problem, plan)))

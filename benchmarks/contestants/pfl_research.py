@@ -1,6 +1,6 @@
 """pfl-research: its FederatedAveraging on its simulated backend, in one process of two threads.
 
-With --processes 2, in two processes of one thread that reduce by gloo, the variables set as torchrun sets them.
+With --processes 2, in two processes of one thread that reduce with gloo, with the environment variables of torchrun.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
-from plain_torch import as_tensors, cnn, loss_of
+from plain_torch import WORKS, Work, as_tensors, loss_of
 from torch import Tensor, nn
-from work import BATCH, CLIENTS, MAX_NORM, RATE, Report, pictures, rounds_wanted
+from work import CLIENTS, MAX_NORM, RATE, Report, rounds_wanted
 
 NEVER = 1_000_000
 
 
 class Net(nn.Module):
-    """pfl asks a model for its loss and metrics."""
+    """A model with the loss and metrics that pfl calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: Work) -> None:
         super().__init__()
-        self.layers = cnn()
+        self.layers = work.model()
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         self.train()
@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 class Paced(TrainingProcessCallback):
-    """Begins a round when it is asked to."""
+    """Waits for a request before each round."""
 
     def __init__(self, report: Report | None) -> None:
         self.report, self.started = report, 0.0
@@ -62,7 +62,7 @@ class Paced(TrainingProcessCallback):
         return not self._wanted(), Metrics()
 
     def _wanted(self) -> bool:
-        """The first process is asked, and tells the others."""
+        """The first process receives the request, and sends it to the others."""
         go = torch.tensor(float(self.report.wanted() if self.report else 0))
         self.started = perf_counter()
         if torch.distributed.is_initialized():
@@ -71,10 +71,10 @@ class Paced(TrainingProcessCallback):
 
 
 class Shuffled:
-    """A client's samples in a new order every round, as every contestant takes them."""
+    """A client's samples in a new order in every round, as for every contestant."""
 
-    def __init__(self) -> None:
-        self.clients = [as_tensors(client) for client in pictures()]
+    def __init__(self, work: Work) -> None:
+        self.clients = [as_tensors(client) for client in work.data()]
 
     def __call__(self, i: int) -> PyTorchTensorDataset:
         x, y = self.clients[i]
@@ -88,9 +88,11 @@ def main(options: argparse.Namespace) -> None:
     torch.manual_seed(rank)
     np.random.seed(0)
     name = f"pfl-research, {options.processes} processes" if several else "pfl-research, 2 threads"
-    report = Report(name, ("pfl", "torch"), options.rounds) if rank == 0 else None
-    data = FederatedDataset(Shuffled(), get_user_sampler("minimize_reuse", list(range(CLIENTS))))
-    net = Net()
+    work = WORKS[options.work]
+    data = FederatedDataset(Shuffled(work), get_user_sampler("minimize_reuse", list(range(CLIENTS))))
+    net = Net(work)
+    parameters = sum(p.numel() for p in net.parameters())
+    report = Report(name, ("pfl", "torch"), options.rounds, parameters) if rank == 0 else None
     # At a rate of 1 the central optimizer adds the mean update.
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
     FederatedAveraging().run(
@@ -100,16 +102,16 @@ def main(options: argparse.Namespace) -> None:
         SimulatedBackend(data, data),
         model,
         NNTrainHyperParams(
-            local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH, local_max_grad_norm=MAX_NORM
+            local_num_epochs=1, local_learning_rate=RATE, local_batch_size=work.batch, local_max_grad_norm=MAX_NORM
         ),
         callbacks=[Paced(report)],
     )
     if report:
-        report.end(loss_of(net.layers, pictures()[0]))
+        report.end(loss_of(net.layers, work.data()[0]))
 
 
 def start(processes: int) -> int:
-    """As torchrun starts them; the first has our standard input and output."""
+    """Start the processes as torchrun does; the first has this process's standard input and output."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     everyone = {
@@ -128,6 +130,7 @@ def start(processes: int) -> int:
 if __name__ == "__main__":
     parser, parse = rounds_wanted()
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--work", choices=WORKS, default="cnn")
     options = parse()
     if options.processes > 1 and "RANK" not in os.environ:
         sys.exit(start(options.processes))

@@ -6,11 +6,11 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import torch
-from plain_torch import Lstm, Weights, as_tensors, cnn, copied, loss_of, mean, train
-from work import BATCH, WINDOW_BATCH, Report, pictures, rounds_wanted, windows
+from plain_torch import WORKS, Weights, Work, as_tensors, cnn, copied, loss_of, mean, train
+from work import BATCH, Report, pictures, rounds_wanted
 
-MODELS = {"cnn": (cnn, pictures, BATCH), "lstm": (Lstm, windows, WINDOW_BATCH), "evaluation": (cnn, pictures, BATCH)}
 EVALUATED = 1000  # pictures a client
+MODELS = WORKS | {"evaluation": Work(cnn, lambda: pictures(samples=EVALUATED), BATCH)}
 
 
 class Loop:
@@ -18,7 +18,7 @@ class Loop:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
         build, data, self.batch = MODELS[work]
-        self.arrays = data(samples=EVALUATED) if work == "evaluation" else data()
+        self.arrays = data()
         self.clients = [as_tensors(client) for client in self.arrays]
         self.model = build()
 

@@ -1,4 +1,4 @@
-"""The floor: the round's 217.8 GFLOP as nothing but square float32 matrix products, one thread a process."""
+"""The lower bound: the round's 217.8 GFLOP as square float32 matrix products only, one thread per process."""
 
 from __future__ import annotations
 
