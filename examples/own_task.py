@@ -1,12 +1,13 @@
 """Data and a model of your own, for the command line: a function that returns a lindt.Problem.
 
-    lindt run --task examples.own_task:problem --rounds 80
+    cd examples
+    lindt run --task own_task:problem --rounds 80
 
-Twelve clients read digits. Six of them use another code book: what the others call 0 they call 9, and so on.
-Every client holds all ten classes in like parts, so that no label count shows what is wrong; but no single
-model can be right for both camps. The clients' reports show it, and each client's own model mends it. `healthy` is the
-same federation with one code book. By the paper's rule, --set detection=delta --set method=runtime, epsilon has to lie
-above what `healthy` shows: docs/choosing-epsilon.md.
+Twelve clients classify digits. Six of them use other labels: they label 0 as 9, 1 as 8, and so on. Every client has all
+ten classes in equal parts, so that label counts do not show the problem; but no single model can be right for both
+groups. The test of the clients' reports detects it, and each client's own model solves it. `healthy` is the same
+federation with one set of labels. With the paper's rule, --set detection=delta --set method=lindt-on-detection, epsilon
+has to be above the Delta of `healthy`: docs/choosing-epsilon.md.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from torch import nn
 import lindt
 
 CLIENTS = 12
-TRAIN = 75  # samples a client; the rest of its share is its test data
+TRAIN = 75  # training samples per client; its other samples are its test data
 
 
 def model() -> nn.Module:
-    """The attach points of a plain nn.Sequential are found by themselves: here after each ReLU."""
+    """The attach points of a plain nn.Sequential are found automatically: here after each ReLU."""
     return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def problem() -> lindt.Problem:
-    """One (train, test) pair a client; cross-entropy and accuracy are the defaults."""
+    """One (train, test) pair per client; cross entropy and accuracy are the defaults."""
     return lindt.Problem(clients(camps=2), model, class_names=tuple("0123456789"))
 
 
 def healthy() -> lindt.Problem:
-    """The control: the same clients with one code book."""
+    """The control: the same clients with the same labels."""
     return lindt.Problem(clients(camps=1), model, class_names=tuple("0123456789"))
 
 

@@ -1,8 +1,8 @@
-"""A plain federated loop on digits, written without lindt. The lines marked `# lindt` are all that was added.
+"""A plain federated loop on digits, written without lindt. Only the lines marked `# lindt` were added.
 
-Ten clients hold two of the ten digits each. The averaged model serves them worse than what each can learn
-alone: negative federated learning. Clients report what they gain on held-out data, and the server tests the reports;
-once federation hurts, clients train a dual model.
+Ten clients have two of the ten digits each. The averaged model is worse for them than the model that each can train
+alone: negative federated learning. Clients report their gains on held-out data, and the server tests the reports; once
+federation hurts, clients train a dual model.
 
     python examples/plain_loop.py [rounds]
 """
@@ -19,7 +19,7 @@ import lindt  # lindt
 
 
 def digits_for(clients, skewed):
-    """(x, y) to train and to test for each client: two digits each, or all ten shuffled."""
+    """Training and test data (x, y) of each client: two digits each, or all ten, shuffled."""
     x, y = (torch.as_tensor(part) for part in load_digits(return_X_y=True))
     x = ((x - x.mean()) / x.std()).float()
     rows = torch.randperm(len(y))
@@ -53,16 +53,16 @@ def gain(model, alone, data):  # lindt
 
 @torch.no_grad()
 def accuracy(predict, clients):
-    """In percent, the mean over the clients on their own test data; `predict(i, x)` is how client i predicts."""
+    """The mean over clients, in percent, on their own test data; `predict(i, x)` is the prediction of client i."""
     hits = [(predict(i, x).argmax(1) == y).float().mean() for i, (_, (x, y)) in enumerate(clients)]
     return float(100 * torch.stack(hits).mean())
 
 
 def main(rounds=40, skewed=True):
-    torch.set_num_threads(1)  # a model this small gains nothing from more
+    torch.set_num_threads(1)  # more threads do not help such a small model
     torch.manual_seed(0)
     clients = list(digits_for(10, skewed))
-    held_out = [[part[:60] for part in test] for _, test in clients]  # lindt: nothing trains on these samples
+    held_out = [[part[:60] for part in test] for _, test in clients]  # lindt: no model trains on these samples
     clients = [(data, [part[60:] for part in test]) for data, test in clients]  # lindt: the others are the test data
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     alone = [copy.deepcopy(model) for _ in clients]

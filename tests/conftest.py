@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch
+
+# All of their tests are slow, and they import what only the slow suite needs: transformers, Lightning, opacus and PEFT
+# (6 CPU seconds), Playwright.
+HEAVY = ("test_wrap_packages.py", "test_lora_example.py", "test_in_chromium.py")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """In the quick suite these would be imported for nothing, or be shown as skipped."""
+    return True if collection_path.name in HEAVY and "not slow" in config.option.markexpr else None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -48,7 +48,7 @@ def stopped(process: subprocess.Popen[str], number: int, *, group: bool = False)
     else:
         process.send_signal(number)
     try:
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=300)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
@@ -63,7 +63,7 @@ def finish(words: list[str], folder: Path) -> None:
 
 
 def wait_for_rounds(lines: Path, rounds: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (lines.exists() and lines.read_bytes().count(b"\n") >= rounds):
         assert process.poll() is None, "it ended by itself"
         assert time.monotonic() < deadline

@@ -20,7 +20,7 @@ import typer.main
 from lindt import registry
 from lindt.cli.main import app
 from lindt.plan.file import preset_names
-from lindt.plan.plan import METHODS, Plan
+from lindt.plan.plan import EARLIER_NAMES, METHODS, Plan
 
 KEPT = Path(__file__).parent / "kept_names.json"
 EXPORTED = ("lindt", "lindt.flower")
@@ -59,7 +59,7 @@ def names() -> dict[str, Any]:
         "exported": {module: sorted(importlib.import_module(module).__all__) for module in EXPORTED},
         "flags": flags(typer.main.get_command(app)),
         "presets": preset_names(),
-        "methods": sorted(METHODS),
+        "methods": sorted({*METHODS, *EARLIER_NAMES}),
         "tables": tables(),
         "components": components(),
     }

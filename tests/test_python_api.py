@@ -69,7 +69,7 @@ class TestResume:
     def test_a_state_without_the_clients_v_i_is_refused(self) -> None:
         for plan in RESUMED.values():
             *_, (state, _) = islice(federate(plan), 4)
-            with pytest.raises(UserError, match=r"keep a v_i.*folder="):
+            with pytest.raises(UserError, match=r"have stored a v_i.*folder="):
                 next(federate(plan, state=state))
 
     def test_a_folder_without_the_v_i_is_refused(self, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ class TestThreads:
             return output.sum()
 
         with pytest.raises(RuntimeError, match="no"):
-            next(federate(own(), clients=CLIENTS, model=net, loss=loss))
+            next(federate(own(), clients=CLIENTS, model=net, loss=loss, preflight=False))
         assert torch.get_num_threads() == 2
 
     def test_an_engine_and_centralized_training_leave_it_too(self) -> None:
@@ -266,7 +266,7 @@ class TestWrongArguments:
 
     def test_a_model_that_is_not_built_anew_is_refused(self) -> None:
         one = net()  # the second run, and every client's private model, would begin where the last one ended
-        with pytest.raises(UserError, match="model: it gives the same module"):
+        with pytest.raises(UserError, match="model: it returns the same module"):
             next(federate(own(), clients=CLIENTS, model=lambda: one))
 
     def test_models_that_share_weights_are_refused(self) -> None:
@@ -282,7 +282,7 @@ class TestWrongArguments:
             return model
 
         for model, name in ((tied, "0.weight"), (part, "mean")):
-            with pytest.raises(UserError, match=f"model: two calls give modules that share {name}; build a new one"):
+            with pytest.raises(UserError, match=f"model: two calls return modules that share {name}; build a new one"):
                 next(federate(own(), clients=CLIENTS, model=model))
         assert torch.equal(kept, torch.zeros(3))
 
@@ -321,7 +321,7 @@ class TestWrongArguments:
     @pytest.mark.parametrize(
         ("clients", "new_global", "complaint"),
         [
-            ([net()], net(), "type Sequential; give model.state_dict()"),
+            ([net()], net(), "it is a module (Sequential); give its weights, model.state_dict()"),
             ([None], torch.zeros(2), "type NoneType"),
             ({"a": torch.zeros(2)}, torch.zeros(2), "clients: it is of type dict"),
             ([{"a": torch.ones(2), "b": torch.ones(3)}], {"a": torch.ones(3), "b": torch.ones(2)}, "'a'"),
@@ -336,7 +336,7 @@ class TestWrongArguments:
         assert is_negative(np.array([1.0, -2.0]))
         with pytest.raises(ValueError, match="last"):
             is_negative([1.0, -2.0], last=0)
-        with pytest.raises(ValueError, match="round without a beta"):
+        with pytest.raises(ValueError, match="a round has no beta"):
             is_negative([1.0, None])  # type: ignore[list-item]
 
 

@@ -163,6 +163,7 @@ def test_a_wrong_value_of_an_own_component_is_named(own: ModuleType) -> None:
         from_dict(from_toml("[method.aggregator]\nkind = 'half_mean'\nfactr = 1"))
 
 
+@pytest.mark.slow
 def test_the_module_of_a_task_may_define_them(tmp_path: Path) -> None:
     """By the command line, in processes of their own: nothing is imported but what --task names."""
     (tmp_path / "mine.py").write_text(OWN)
@@ -248,7 +249,7 @@ def test_a_method_name_that_is_taken_is_refused() -> None:
 def test_what_is_no_component_is_refused() -> None:
     with pytest.raises(UserError, match="Plain is not a dataclass; write @register above @dataclass"):
         register(Aggregator)(type("Plain", (), {}))
-    with pytest.raises(UserError, match="Empty is not a component of Adaptation: begin, predictor, step is missing"):
+    with pytest.raises(UserError, match="Empty is not a component of Adaptation: define begin, predictor, step"):
         register(Adaptation)(dataclass(type("Empty", (), {})))
     with pytest.raises(UserError, match="int is not a protocol that plans choose a component of"):
         register(int)(dataclass(type("Number", (), dict.fromkeys(vars(int)))))
@@ -267,6 +268,7 @@ def test_components_by_hand() -> None:
     assert set(kinds(Metric)) == set(METRICS) == {"accuracy", "macro_f1"}
     own = {"digits", "breast-cancer", "cifar10", "cifar10-half", "mnist", "mnist-small", "shakespeare"}
     own |= {"generated-pictures", "generated-text", "generated-clusters", "two-camps", "two-camps-in-part"}
+    own |= {"two-camps-crowd"}
     assert set(SOURCES) == own
 
 

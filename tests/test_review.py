@@ -22,8 +22,8 @@ from lindt.errors import UserError
 from lindt.plan.plan import METHODS, Alone, Method, Plan
 from lindt.plan.problem import Accuracy, Problem
 from lindt.protocols import ClientTally
+from lindt.runs.about import privacy_budget
 from lindt.runs.play import run_plan
-from lindt.runs.summary import privacy_budget
 from lindt.server.checks import check
 from lindt.server.federation import federate
 from lindt.server.recovery import OnDetection
@@ -117,18 +117,18 @@ def test_a_run_that_lost_a_v_i_is_not_resumed_without_it(tmp_path: Path) -> None
         pass
     events.close()
     shutil.rmtree(tmp_path / "run" / "private")
-    with pytest.raises(UserError, match=r"v_i of round \d is gone"):
+    with pytest.raises(UserError, match=r"v_i of round \d is missing"):
         list(run_plan(None, tmp_path / "run", resume=True))
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"model": lambda: two_layers().double()}, "weights travel as float32"),
-        ({"model": lambda: nn.Linear(3, 2)}, "client 0: model, loss or metric do not fit the data"),
+        ({"model": lambda: two_layers().double()}, "weights are sent as float32"),
+        ({"model": lambda: nn.Linear(3, 2)}, "client 0: the model does not take inputs of shape"),
         ({"model": lambda: nn.Linear(2, 1)}, "client 0"),
         ({"loss": lambda output, y: output - 1}, "the loss is not one number"),
-        ({"metric": lambda output, y: 0.5}, "do not fit the data"),
+        ({"metric": lambda output, y: 0.5}, "the metric does not take outputs of shape"),
         ({"clients": [((torch.zeros(3, 2), torch.tensor([0, 1, -1])),) * 2] * 2}, "labels from -1 to 1"),
         ({"clients": [((torch.zeros(3, 2), torch.tensor([0, 1, 7])),) * 2] * 2}, "labels from 0 to 7"),
     ],
@@ -139,8 +139,8 @@ def test_a_task_that_cannot_train_is_refused_before_it_does(changes: dict[str, A
 
 
 def test_clients_are_pairs() -> None:
-    with pytest.raises(UserError, match=r"clients\[0\]: give a pair"):
-        little(clients=[(1, 2, 3)] * 2)
+    with pytest.raises(UserError, match=r"clients\[0\]: it is of type tuple with 4 parts; give a pair \(train, test\)"):
+        little(clients=[(1, 2, 3, 4)] * 2)
 
 
 def test_fedavg_does_not_claim_to_recover() -> None:

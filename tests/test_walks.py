@@ -13,12 +13,12 @@ from types import ModuleType
 import pytest
 
 MOST = {
-    "run": 39,  # goal 36
+    "run": 42,  # goal 36; 39 before readers of runs needed no torch
     "update": 14,  # the goal
     "flower": 24,  # the goal
     "page": 8,  # the goal
     "round": 10,  # to open; the goal
-    "whole_round": 21,
+    "whole_round": 22,
     "fields": 2,  # the goal
 }
 

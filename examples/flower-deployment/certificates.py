@@ -1,4 +1,4 @@
-"""Throw-away certificates and keys for a deployment on one machine. Real hosts want a real CA: see docs/flower.md."""
+"""Temporary certificates and keys for a deployment on one machine. Real hosts need a real CA: see docs/flower.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIFE = datetime.timedelta(days=1)
 
 
 def make_certificates(folder: Path) -> None:
-    """ca.crt, and server.crt with server.key for 127.0.0.1 and localhost, signed by it. The CA's key is not kept."""
+    """ca.crt, and server.crt with server.key for 127.0.0.1 and localhost, signed by it. The CA's key is not stored."""
     folder.mkdir(parents=True, exist_ok=True)
     ca_key, key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "lindt throw-away CA")])

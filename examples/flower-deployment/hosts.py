@@ -1,6 +1,6 @@
-"""The processes of a deployment on this machine: one SuperLink, some SuperNodes, each as it would run on a host.
+"""The processes of a deployment on this machine: one SuperLink, some SuperNodes, each as on a host of its own.
 
-Every process is ended by its own number, with what it started; nothing else is touched.
+Every process is ended by its own id, together with its child processes; no other process is ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
 
 @dataclass
 class Deployment:
-    """A folder with certificates, keys, logs, and one folder a host; and the processes started from it."""
+    """A folder with certificates, keys, logs, and one folder per host; and the processes started from it."""
 
     folder: Path
     port: int = field(default_factory=free_port)
@@ -43,7 +43,7 @@ class Deployment:
         return f"127.0.0.1:{self.port}"
 
     def start_superlink(self) -> None:
-        """TLS, and only nodes whose key was registered. The database lets it remember them when it is restarted."""
+        """Start it with TLS, for nodes with a registered key only. Its database keeps them over a restart."""
         keys, home = self.keys, self.folder / "server"
         command = [
             *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
@@ -64,7 +64,7 @@ class Deployment:
         raise RuntimeError(f"the SuperLink did not start; see {self.folder / 'superlink.log'}")
 
     def register(self, name: str) -> None:
-        """What the operator does once for each node: the node's public key is let in."""
+        """Register a node's public key, as the operator does once for each node."""
         key = make_node_key(self.keys, name)
         self.flwr("supernode", "register", str(key.with_suffix(".pub")), "here")
 
@@ -77,7 +77,7 @@ class Deployment:
         return done.stdout
 
     def start_node(self, name: str, clients: str, *extra: str, key: str | None = None) -> subprocess.Popen[bytes]:
-        """A host with its own home, its clients' data and v_i. `extra` are further words of its node config."""
+        """Start a host with its own home, its clients' data and v_i. `extra` are further entries of its node config."""
         keys, home = self.keys, self.folder / name
         config = " ".join([f'clients="{clients}"', f'private="{home / "private"}"', *extra])
         command = [
@@ -91,7 +91,7 @@ class Deployment:
         return self.nodes[name]
 
     def restart_node(self, name: str, clients: str, *extra: str, seconds: float = 150) -> None:
-        """What a supervisor does: start it until it is let in. The lease of a killed node must run out before."""
+        """Start a node until it is accepted, as a supervisor does. The lease of a killed node has to end before."""
         end_at = time.monotonic() + seconds
         while time.monotonic() < end_at:
             log, process = self.folder / f"{name}.log", self.start_node(name, clients, *extra)
@@ -101,15 +101,15 @@ class Deployment:
                     return
                 time.sleep(0.2)
             time.sleep(3)
-        raise RuntimeError(f"{name} was not let in again; see {log}")
+        raise RuntimeError(f"{name} was not accepted again; see {log}")
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
-        """kill -9, as a power cut would: the process and all that it had started."""
+        """Kill the process and its child processes with SIGKILL, like a power cut."""
         kill(family(process.pid))
         process.wait()
 
     def stop(self) -> None:
-        """Exactly what was started here and what that started, first asked, then killed."""
+        """Stop the processes that were started here, and their child processes: first by SIGTERM, then by SIGKILL."""
         for process in (*self.nodes.values(), self.superlink):
             if process is not None and process.poll() is None:
                 end(process, patience=5)

@@ -1,10 +1,10 @@
-"""Components by name: each class registers itself where it is defined, and plans choose among the registered ones.
+"""Components by name: each class registers itself where it is defined, and plans choose among the registered classes.
 
-A protocol names the module that holds the package's own components (`components_in`). It is imported when its
-components are first asked for, so that neither this module nor `plan` imports a component. Where the protocol names a
-package, every module in it is imported: a new file there is found without an edit elsewhere.
+A protocol names the module with the package's own components (`components_in`). It is imported when its components are
+first needed, so that neither this module nor `plan` imports a component. Where the protocol names a package, every
+module in it is imported: a new file there is found without an edit elsewhere.
 
-A component is a dataclass. Its kind is its class name in snake case. `build` makes one from plain tables, strictly: a
+A component is a dataclass. Its kind is its class name in snake case. `build` makes a component from plain tables: a
 wrong field, value or type is a PlanError that names the field.
 """
 
@@ -24,10 +24,14 @@ from lindt.errors import PlanError, UserError
 
 T = TypeVar("T")
 
+# Metadata of a field that a plan's tables leave out where it has its default. So a plan that does not set the field has
+# the same tables and keys as before the field was added; repr=False does the same for keys that use a repr.
+OMITTED: Mapping[str, bool] = types.MappingProxyType({"omitted": True})
+
 _HOMES: dict[type, str] = {}  # a protocol -> the module or package of the package's own components
 _COMPONENTS: dict[type, dict[str, Any]] = {}  # a protocol -> its components by kind
 _IMPORTED: set[str] = set()  # the homes whose components are registered
-_METHODS: dict[str, dict[str, Any]] = {}  # a method's name -> the table of a plan that it stands for
+_METHODS: dict[str, dict[str, Any]] = {}  # a method's name -> its table in a plan
 
 
 def components_in(home: str) -> Callable[[T], T]:
@@ -44,7 +48,7 @@ def components_in(home: str) -> Callable[[T], T]:
 def register(protocol: type) -> Callable[[type[T]], type[T]]:
     """Class decorator: make a dataclass a component of the protocol, under its name in snake case.
 
-    It stands above `@dataclass`. A class of the same module and name replaces the earlier one: a notebook's cell may
+    Write it above `@dataclass`. A class of the same module and name replaces the earlier one, as a notebook's cell may
     run twice. Raises a UserError where another class has the kind, or where a method of the protocol is missing.
     """
 
@@ -54,9 +58,7 @@ def register(protocol: type) -> Callable[[type[T]], type[T]]:
         fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # checked above
         missing = [name for name in _members(protocol) if name not in fields and not hasattr(cls, name)]
         if missing:
-            raise UserError(
-                f"{cls.__name__} is not a component of {protocol.__name__}: {', '.join(missing)} is missing"
-            )
+            raise UserError(f"{cls.__name__} is not a component of {protocol.__name__}: define {', '.join(missing)}")
         add(protocol, kind_of(cls), cls)
         return cls
 
@@ -64,12 +66,12 @@ def register(protocol: type) -> Callable[[type[T]], type[T]]:
 
 
 def add(protocol: type, kind: str, component: Any) -> None:
-    """Enter a class or a function under a kind. Raises a UserError where another one has it."""
+    """Register a class or a function under a kind. Raises a UserError where another component has the kind."""
     if protocol not in _HOMES:
         raise UserError(f"{protocol.__name__} is not a protocol that plans choose a component of")
     home = _HOMES[protocol]
     if not f"{component.__module__}.".startswith(f"{home}."):
-        _import(home)  # the package's own come first: the class that takes one of their kinds is refused, not theirs
+        _import(home)  # the package's own components first, so that a user's class of the same kind is refused
     there = _COMPONENTS[protocol].get(kind)
     if there is not None and _path(there) != _path(component):
         raise UserError(
@@ -80,13 +82,13 @@ def add(protocol: type, kind: str, component: Any) -> None:
 
 
 def kinds(protocol: type) -> dict[str, Any]:
-    """The components of a protocol by kind: the package's own and those registered since."""
+    """The components of a protocol by kind: the package's own and those of users."""
     _import(_HOMES[protocol])
     return dict(_COMPONENTS[protocol])
 
 
 def component(protocol: type, kind: str, **fields: Any) -> Any:
-    """A component by its kind. Fields may be plain tables; a wrong one is a PlanError that names it."""
+    """A component by its kind. Fields may be plain tables; a wrong field is a PlanError that names it."""
     return build(protocol, {"kind": kind, **fields}, "")
 
 
@@ -96,9 +98,9 @@ def is_protocol(hint: Any) -> bool:
 
 
 def register_method(name: str, **parts: Any) -> None:
-    """Name a composition: the parts of a `Method` as a plan's tables write them.
+    """Register a method by name: its parts as in a plan's tables.
 
-    `register_method("apfl", adaptation={"kind": "apfl", "alpha": 0.01})`. What is not given keeps Method's default.
+    `register_method("apfl", adaptation={"kind": "apfl", "alpha": 0.01})`. Other parts have the defaults of Method.
     Raises a UserError where another method has the name.
     """
     if _METHODS.setdefault(name, parts) != parts:
@@ -110,6 +112,11 @@ def method_tables() -> dict[str, dict[str, Any]]:
     return dict(_METHODS)
 
 
+def is_component(cls: type) -> bool:
+    """Whether the class is registered for any protocol."""
+    return any(cls in components.values() for components in _COMPONENTS.values())
+
+
 def kind_of(component: object) -> str:
     """`TrimmedMean(...)` is `trimmed_mean`."""
     name = component.__name__ if isinstance(component, type) else type(component).__name__
@@ -118,12 +125,21 @@ def kind_of(component: object) -> str:
 
 @final
 class Named(Mapping[str, T]):
-    """A read-only mapping that holds what is registered later too."""
+    """A read-only mapping, which includes names that are registered later.
 
-    def __init__(self, names: Callable[[], Iterable[str]], get: Callable[[str], T]) -> None:
-        self._names, self._get = names, get
+    `earlier` maps earlier names to present names: they are found, but not listed.
+    """
+
+    def __init__(
+        self,
+        names: Callable[[], Iterable[str]],
+        get: Callable[[str], T],
+        earlier: Mapping[str, str] = types.MappingProxyType({}),
+    ) -> None:
+        self._names, self._get, self._earlier = names, get, earlier
 
     def __getitem__(self, name: str) -> T:
+        name = self._earlier.get(name, name)
         if name not in self._names():
             raise KeyError(name)
         return self._get(name)
@@ -182,7 +198,7 @@ def build(hint: Any, value: Any, field: str) -> Any:
 
 
 def among(known: Mapping[str, Any], value: Any, field: str) -> Any:
-    """The one of that name, or a PlanError that lists the names."""
+    """The entry of that name, or a PlanError that lists the names."""
     if not isinstance(value, str) or value not in known:
         guess = _guess(value, known) if isinstance(value, str) else ""
         raise PlanError(field, value, f"choose among {sorted(known)}{guess}")
@@ -230,7 +246,7 @@ def _dataclass(cls: type, value: Any, field: str) -> Any:
 
 
 def field_names(cls: Any) -> frozenset[str]:
-    """What a table may set of a component; none of one that is a function."""
+    """The fields that a table may set; empty for a component that is a function."""
     return (
         frozenset(f.name for f in dataclasses.fields(cls) if f.init) if dataclasses.is_dataclass(cls) else frozenset()
     )
@@ -246,7 +262,7 @@ def check_fields(cls: type, table: Mapping[str, Any], field: str) -> None:
 
 def _plain(hint: Any, value: Any, field: str) -> Any:
     if isinstance(value, int) and value.bit_length() > 63:
-        raise PlanError(field, f"a number of {value.bit_length()} bits", "give one of at most 63 bits, as TOML does")
+        raise PlanError(field, f"a number of {value.bit_length()} bits", "give a number of at most 63 bits, as in TOML")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not hint:

@@ -1,19 +1,24 @@
-"""What makes a result the same each time: seeds, the state of random generators, the number of threads.
+"""Reproducibility: seeds, the state of random generators, the number of threads.
 
-Seeds come from names, never from a shared stream. A result then survives reordering, resuming and a change of engine:
-no generator's position has to be kept.
+Seeds are derived from names, never from a shared stream. So a result does not depend on the order of work, on resuming
+or on the engine, and no generator's state has to be stored.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import torch
+
+# The generators and the number of threads belong to the process. Runs in several threads take turns: otherwise one
+# would draw from the other's seed, and restore its state.
+_ours: Final = threading.RLock()
 
 
 def seed_for(seed: int, *names: str | int) -> int:
@@ -24,12 +29,12 @@ def seed_for(seed: int, *names: str | int) -> int:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout draws from torch's global generator: give it a seed of its own, then put it back."""
+    """Seed torch's global generator, which dropout draws from, and restore its state at the end."""
     import torch  # here, as below: readers of runs need no torch
 
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with _ours, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         if device.type == "cpu":
-            torch.default_generator.manual_seed(seed)  # the same, without asking after every accelerator
+            torch.default_generator.manual_seed(seed)  # the same, without a call to each accelerator
         else:
             torch.manual_seed(seed)
         yield
@@ -37,18 +42,18 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def isolated_random_state(seed: int, device: torch.device) -> Iterator[None]:
-    """Work with seeds of our own, and leave the user's generators as they were found."""
+    """Seed all generators for the block, and restore the user's states at the end."""
     import numpy as np
 
-    ours, theirs = random.getstate(), np.random.get_state()
-    try:
-        with seeded(seed, device):
+    with seeded(seed, device):
+        pythons, numpys = random.getstate(), np.random.get_state()
+        try:
             random.seed(seed)
             np.random.seed(seed % 2**32)
             yield
-    finally:
-        random.setstate(ours)
-        np.random.set_state(theirs)
+        finally:
+            random.setstate(pythons)
+            np.random.set_state(numpys)
 
 
 @contextmanager
@@ -60,8 +65,9 @@ def with_threads(threads: int) -> Iterator[None]:
     if before == threads:
         yield
         return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    with _ours:
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -1,8 +1,8 @@
-"""A model as the server sees it: one flat vector w, from w^0 on. It becomes an nn.Module once, at the client's door.
+"""A model on the server: one flat vector w, from w^0 on. Clients write it into an nn.Module.
 
-w holds the trainable parameters, each tied one once; clip, noise and divergence see only these. Float
-buffers (BatchNorm's running statistics) travel beside w and are joined without noise; integer buffers
-(its batch counter) take the maximum. Frozen parameters stay as the model was built and do not travel.
+w holds the trainable parameters, a tied parameter once; clipping, noise and divergence use only these. Float buffers
+(BatchNorm's running statistics) are sent with w and joined without noise; integer buffers (its batch counter) are
+joined by the maximum. Frozen parameters stay as the model was built and are not sent.
 
 Legend: K clients answering, P trainable parameters, F floats and I integers in buffers.
 """
@@ -18,19 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from lindt.errors import UserError
+from lindt.protocols import NORM_STATISTICS as NORM_STATISTICS
 from lindt.protocols import Buffers
-from lindt.seeds import with_threads
+from lindt.seeds import seeded, with_threads
 
 if TYPE_CHECKING:
     from lindt.plan.plan import Plan
     from lindt.plan.problem import Problem
 
-# BatchNorm's: measured on data, not learned, so no part of w.
-NORM_STATISTICS = ("running_mean", "running_var")
-
 
 class Array(Protocol):
-    """numpy's arrays, and whatever else torch.as_tensor takes."""
+    """numpy's arrays, and other arrays that torch.as_tensor accepts."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -40,15 +38,15 @@ Weights = Tensor | Array | Mapping[str, "Tensor | Array"] | Sequence["Tensor | A
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that make w, in order; a tied one once."""
+    """The parameters of w, in order; a tied parameter once."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
 def last_layer(module: nn.Module) -> slice:
-    """Where the last layer lies in w: the parameters of the module that the last trainable one belongs to.
+    """The slice of the last layer in w: the parameters of the module with the last trainable parameter.
 
-    By the order in which modules are defined, as in w: fc2.weight and fc2.bias of a model that ends with fc2. A tied
-    parameter belongs to the layer that comes first.
+    The order is that in which modules are defined: fc2.weight and fc2.bias of a model that ends with fc2. A tied
+    parameter belongs to the first of its layers.
     """
     return last_of(parameter_sizes(module))
 
@@ -66,14 +64,14 @@ def last_of(sizes: Sequence[tuple[str, int]]) -> slice:
 
 
 def places_of(sizes: Sequence[tuple[str, int]], left_out: Set[str]) -> Tensor:
-    """Where in w the parts lie that are not left out, in order."""
+    """The indices in w of the parts that are not left out, in order."""
     kept = [torch.full((size,), name not in left_out) for name, size in sizes]
     return torch.cat(kept).nonzero().flatten()
 
 
 def read_w(module: nn.Module) -> Tensor:
     """w of a module, a copy on the CPU."""
-    return torch.cat([p.detach().reshape(-1).cpu() for p in trainable(module)])  # cat copies, one tensor too
+    return torch.cat([p.detach().reshape(-1).cpu() for p in trainable(module)])  # cat copies, even a single tensor
 
 
 def read_buffers(module: nn.Module) -> Buffers:
@@ -100,15 +98,15 @@ def write(module: nn.Module, w_P: Tensor, buffers: Buffers) -> None:
 
 def _pour(flat: Tensor, targets: list[Tensor]) -> None:
     if flat.numel() != sum(target.numel() for target in targets):
-        raise ValueError(f"{flat.numel()} values for {sum(t.numel() for t in targets)} places")
+        raise ValueError(f"there are {flat.numel()} values for {sum(t.numel() for t in targets)} places")
     for piece, target in zip(flat.split([t.numel() for t in targets]), targets, strict=True):
         target.copy_(piece.view_as(target))
 
 
 def flat(weights: Weights, leave_out: Set[str] = frozenset()) -> Tensor:
-    """One vector of floats from whatever a framework calls weights; of a state dict, without some names."""
+    """One vector of floats from weights in any accepted form; of a state dict, without the names in `leave_out`."""
     if isinstance(weights, Mapping):
-        # By name, so that two state dicts in different order are the same weights.
+        # Sorted by name, so that the order of a state dict does not matter.
         names = [name for name in sorted(weights) if name not in leave_out and not name.endswith(NORM_STATISTICS)]
         tensors = [as_tensor(weights[name]) for name in names]
         parts = [tensor for tensor in tensors if tensor.is_floating_point()]
@@ -117,45 +115,46 @@ def flat(weights: Weights, leave_out: Set[str] = frozenset()) -> Tensor:
     elif isinstance(weights, Iterable) and not isinstance(weights, str | torch.nn.Module):
         parts = [as_tensor(part) for part in weights]
     else:
-        raise UserError(f"weights: of type {type(weights).__name__}; give model.state_dict(), or tensors")
+        raise UserError(f"weights: it is of type {type(weights).__name__}; give model.state_dict(), or tensors")
     if not parts:
-        raise UserError("weights: there are no floats among them; give a model's parameters")
+        raise UserError("weights: they contain no floats; give a model's parameters")
     return torch.cat([part.detach().reshape(-1).to(torch.float32) for part in parts])
 
 
 def as_tensor(part: object) -> Tensor:
-    # Arrays are copied: those that come over a network are often read-only, which torch warns of.
+    # Arrays are copied: arrays from a network are often read-only, for which torch warns.
     return part if isinstance(part, Tensor) else torch.as_tensor(np.array(part))
 
 
 @final
 @dataclass(frozen=True)
 class InitialWeights:
-    """What the server knows of a model: w^0, its buffers, and their names. Legend: P parameters."""
+    """The initial model on the server: w^0, its buffers, and their names. Legend: P parameters."""
 
     w_P: torch.Tensor
     buffers: Buffers
     parameters: tuple[tuple[str, int], ...]  # the name and size of each part of w
-    float_buffers: tuple[tuple[str, int], ...] = ()  # the name and size of each
+    float_buffers: tuple[tuple[str, int], ...] = ()  # the name and size of each float buffer
 
 
 def first_model(problem: Problem, plan: Plan) -> nn.Module:
     """A new module with w^0: the same for every method, drawn from the plan's seed.
 
-    It calls the user's function, which may take long: for each place that trains. Whoever needs w^0 or its size asks
-    `initial_weights`.
+    It calls the user's function, which may take long, so it is for code that trains. Code that needs only w^0 or its
+    size calls `initial_weights`.
     """
-    with torch.random.fork_rng(devices=[]), with_threads(plan.threads):
-        torch.manual_seed(plan.seed_for("model"))
-        return problem.model()
+    seed = plan.seed_for("model")
+    with with_threads(plan.threads), seeded(seed, torch.device("cpu")):
+        torch.manual_seed(seed)  # of every device: the user's function may build the model on one
+        return problem.build()
 
 
 def initial_weights(problem: Problem, plan: Plan, model: nn.Module | None = None) -> InitialWeights:
-    """w^0 and its buffers, read once from `model`, an untrained `first_model`, or from one that is built here."""
+    """w^0 and its buffers, read once from `model`, an untrained `first_model`, or from a model that is built here."""
     key = plan.seed_for("model"), plan.threads
     if key not in problem._initial:
         model = first_model(problem, plan) if model is None else model
-        problem._initial.clear()  # one is kept, for the plan at hand
+        problem._initial.clear()  # only those of the present plan are kept
         problem._initial[key] = InitialWeights(
             read_w(model), read_buffers(model), parameter_sizes(model), float_buffers(model)
         )

@@ -1,3 +1,3 @@
-"""The paper's evaluation on top of `lindt`: its tables and figures as plans, what runs left, its claims as checks."""
+"""The paper's evaluation on top of `lindt`: tables and figures as plans, outcomes of runs, claims as checks."""
 
 from __future__ import annotations

@@ -52,8 +52,9 @@ def test_replacement_takes_the_share_too() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("", "", ""), "--methods names none"),
+        (("", "", ""), "--methods is empty"),
         (("fedavg,fedavg", "", ""), "--methods names fedavg twice"),
+        (("lindt,lindt-always", "", ""), "--methods names lindt twice"),
         (("fedavg", "maen", ""), "--aggregators maen: choose among mean"),
         (("fedavg", "", "flip"), "--attacks flip: choose among no_threat"),
     ],

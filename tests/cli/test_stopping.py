@@ -24,7 +24,7 @@ def test_workers_go_with_the_run_and_it_goes_on_to_the_same_bytes(tmp_path: Path
     assert workers
     seconds, said = stopped(process, number)
     assert process.returncode in INTERRUPTED, said
-    assert "--resume goes on" in said
+    assert "--resume continues" in said
     assert "Traceback" not in said
     assert seconds < SECONDS
     assert not any(alive(pid) for pid in workers)

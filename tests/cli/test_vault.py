@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,13 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr")
 
+from flwr.app import RecordDict
+
 from lindt.cli.main import app
 from lindt.errors import UserError
-from lindt.flower.vault import client_home, lock_client
+from lindt.flower.client_store import ClientStore
+from lindt.flower.messages import Instruction
+from lindt.flower.vault import Vault, client_home, lock_client
 
 
 @pytest.fixture
@@ -47,7 +53,18 @@ def test_one_experiment_is_deleted_and_the_rest_stays(vault: Path) -> None:
     assert [path.name for path in vault.iterdir()] == ["notes"]
 
 
+def test_what_was_left_alone_for_days_is_deleted(vault: Path) -> None:
+    for path in [*(vault / "one").rglob("*"), vault / "one"]:
+        os.utime(path, (time.time() - 10 * 86400,) * 2)
+    assert "nothing was deleted" in call("clear", "--older-than", "11")
+    assert call("clear", "--older-than", "9") == "one: deleted\n"
+    assert sorted(path.name for path in vault.iterdir()) == ["notes", "two"]
+
+
 MISTAKES = {
+    "--all --older-than 3": "or give --all, or --older-than DAYS",
+    "--older-than -1": "give a number of days",
+    "--older-than nan": "give a number of days",
     "notes": "no such experiment",
     "..": "no such experiment",
     "": "or give --all",
@@ -74,3 +91,33 @@ def test_links_lead_nowhere(vault: Path, tmp_path: Path) -> None:
     call("clear", "--all")
     assert (tmp_path / "outside" / "client-x").is_dir()
     assert (vault / "link").is_symlink()
+
+
+def test_folders_of_other_programs_are_no_experiments(vault: Path) -> None:
+    """A web project has a folder client-app, too, and a run keeps its v_i in client-00000."""
+    for place in ("project/client-app/index.ts", "run/client-00000/round-000001.safetensors", "one/notes.txt"):
+        (vault / place).parent.mkdir(parents=True, exist_ok=True)
+        (vault / place).write_text("the user's")
+    assert [json.loads(line)["experiment"] for line in call("list", "--json").splitlines()] == ["two"]
+    call("clear", "--all")
+    assert sorted(path.name for path in vault.iterdir()) == ["notes", "one", "project", "run"]
+    with pytest.raises(UserError, match="no such experiment"):
+        call("clear", "project")
+
+
+def test_all_that_a_client_writes_may_be_deleted(vault: Path) -> None:
+    """Of both kinds of clients, with a file that a killed client wrote aside."""
+    client = Vault(vault, "two", "a")
+    client.keep_choice("v_i")
+    client.keep_evaluation("evaluate", RecordDict())
+    client.begin_session(Instruction("two", "s", 0, 1, 0, recovering=True))
+    client.set_aside_moved({"a": "1"}, ("train", "s"))
+    client.set_aside_moved({"a": "2"}, ("train", "t"))  # adapted goes into aside
+    (client.home / ".choice.123").write_bytes(b"half")
+    dual = ClientStore(vault, "one", "a")
+    with dual.locked():
+        dual.begin_session(Instruction("one", "s", 0, 1, 0, recovering=True))
+        for name in ("v", "alone.safetensors", "alone.damaged", "alone.session"):
+            (dual.home / name).touch()
+    call("clear", "--all")
+    assert [path.name for path in vault.iterdir()] == ["notes"]

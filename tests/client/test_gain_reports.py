@@ -31,6 +31,7 @@ from lindt.plan.problem import (
     backdoor_of,
     paired,
     problem_for,
+    sample_values,
     split_validation,
     validation_samples,
 )
@@ -104,20 +105,25 @@ def _spoiled(plan: Plan) -> Problem:
     return Problem(pairs, problem.model)
 
 
-@pytest.mark.parametrize("attack", ["none", "backdoor"])
-def test_nothing_trains_on_the_validation_part(attack: str) -> None:
+@pytest.mark.parametrize(("attack", "with_validation"), [("none", False), ("backdoor", False), ("none", True)])
+def test_nothing_trains_on_the_validation_part(attack: str, with_validation: bool) -> None:
     # Everyone answers and recovery is on: w, v_i, P_i and the attackers' pool would show a changed label.
     threat = Backdoor(share=0.17, epochs=2) if attack == "backdoor" else component_none()
     method = Method(adaptation=component_dual(), recovery=Always())
     plan = tiny(
         method, model=SmallCnn(), rounds=2, detection=Gain(), environment=Environment(Sampled(rate=1.0), threat)
     )
+    if not with_validation:
+        plan = replace(plan, alone=replace(plan.alone, with_validation=False))
     (_, _), (clean, right) = federate(plan, problem=problem_for(plan))
     (_, _), (spoiled, wrong) = federate(plan, problem=_spoiled(plan))
     assert torch.equal(clean.w, spoiled.w)
     assert right.scores is not None
     assert wrong.scores is not None
-    assert right.scores.clients == wrong.scores.clients  # P_i and v_i on the test data
+    local, private = ([[getattr(one, name) for one in of.scores.clients] for of in (right, wrong)]
+                      for name in ("local", "private"))  # fmt: skip
+    assert local[0] == local[1]
+    assert (private[0] != private[1]) is with_validation  # the second P_i alone
     assert right.reports != wrong.reports
 
 
@@ -185,6 +191,7 @@ def test_while_recovery_is_on_clients_report_what_they_predict_with() -> None:
                 assert report.adapted.mean + report.private.mean == pytest.approx(report.adapted_private.mean)
 
 
+@pytest.mark.slow
 def test_every_engine_brings_the_same_reports(tmp_path: Path) -> None:
     plan = tiny(replace(METHODS["lindt"], recovery=Always()), model=SmallCnn(), rounds=2, detection=Gain())
     problem = problem_for(plan)
@@ -236,6 +243,11 @@ def test_a_panel_is_a_share_of_the_clients_and_the_others_hold_out_nothing() -> 
     assert {i for i in range(6) if split_validation(plan, problem, i)[1] is not None} == panel
     (_, result), *_ = federate(plan, problem=problem)
     assert set(result.reports or {}) == panel
+    # Guarded prediction chooses on V_i: all clients hold one out, and still only the panel reports.
+    guarded = replace(plan, method=METHODS["guarded-fine-tune"])
+    assert all(split_validation(guarded, problem, i)[1] is not None for i in range(6))
+    *_, (_, result) = federate(guarded, problem=problem)
+    assert set(result.reports or {}) == panel
 
 
 def test_a_client_with_too_few_samples_reports_nothing_and_the_rest_goes_on() -> None:
@@ -254,6 +266,23 @@ def test_the_pair_of_a_bounded_metric_and_of_another() -> None:
     assert paired(METRICS["accuracy"], first, second) == Paired(0.25, 0.75)
     own = MeanOf(lambda outputs, y: -(outputs - y).abs())
     assert paired(own, torch.tensor([-9.0, -1.0, 0.0, 0.0]), torch.tensor([-1.0, -500.0, 0.0, 0.0])) == Paired(0.0, 0.5)
+
+
+def test_a_w_that_overflows_loses_and_its_report_is_not_dropped() -> None:
+    """An attacker that makes w huge would silence all honest clients, whose reports would hold NaN."""
+    y = torch.tensor([0, 0, 1, 1])
+    broken = torch.tensor([[math.nan, math.nan]]).expand(4, 2)  # argmax of NaN is 0
+    right = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    of_w, alone = (sample_values(METRICS["accuracy"], outputs, y) for outputs in (broken, right))
+    assert paired(METRICS["accuracy"], of_w, alone) == Paired(-1.0, 1.0)
+    assert METRICS["accuracy"].tally(broken, y).tolist() == [0.0, 4.0]
+    own = MeanOf(lambda outputs, y: -(outputs[:, 0] - y).square())
+    of_w, alone = (sample_values(own, outputs, y) for outputs in (broken, right))
+    assert of_w.tolist() == [-math.inf] * 4
+    assert paired(own, of_w, alone) == Paired(-1.0, 1.0)
+    assert paired(own, of_w, of_w) == Paired(0.0, 0.0)
+    report = GainReport(4, paired(own, of_w, alone), paired(own, of_w, alone))
+    assert clipped_report(report) == report
 
 
 def test_a_report_is_clipped_and_one_with_nan_is_dropped() -> None:

@@ -265,7 +265,7 @@ def test_files_of_earlier_versions_are_trained_anew_and_said_once(
     assert torch.equal(PrivateModelCache(tmp_path).outputs(lesson()), wanted)
     assert len(steps) == 2 * before
     (said,) = caplog.messages
-    assert said.startswith(f"{tmp_path}: its private models are of an earlier version of lindt, and are trained anew")
+    assert said.startswith(f"{tmp_path}: its private models are of an earlier version of lindt, and are trained again")
     PrivateModelCache(tmp_path).outputs(lesson(name="client 1"))
     assert len(caplog.messages) == 1
 
@@ -335,7 +335,7 @@ def test_a_file_that_does_not_fit_is_set_aside_and_made_anew(
     assert path.with_suffix(".damaged").read_bytes() == damaged
     (said,) = caplog.messages
     assert said.startswith(f"{path} does not fit (")
-    assert said.endswith("it is set aside as .damaged, and the private model is trained anew")
+    assert said.endswith("it is renamed to .damaged, and the private model is trained again")
     assert "\n" not in said
 
 
@@ -377,7 +377,7 @@ def test_no_link_is_followed_and_no_pipe_waited_for(
     else:
         path.mkdir()
     assert torch.equal(cache.outputs(lesson()), wanted)
-    assert "it is no plain file" in caplog.text
+    assert "it is not a plain file" in caplog.text
     assert path.read_bytes() == kept == victim.read_bytes()
     assert not path.is_symlink()
 
@@ -400,7 +400,7 @@ def test_a_cache_that_cannot_be_written_is_said_once_and_does_not_end_the_run(
         assert torch.equal(cache.outputs(lesson(name=name)), lesson(name=name).learn().outputs)
     (said,) = caplog.messages
     assert said.startswith(str(folder))
-    assert said.endswith("the run goes on without a cache; set LINDT_CACHE to another folder")
+    assert said.endswith("the run continues without a cache; set LINDT_CACHE to another folder")
     assert [path for path in tmp_path.rglob("*") if path.suffix == ".safetensors"] == []
 
 

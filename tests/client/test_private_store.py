@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import re
+import shutil
+import sqlite3
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Timer
@@ -16,28 +20,33 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lindt.client.private_store import (
+    SHARDS,
     BackgroundWriter,
     FolderStore,
     Kept,
     MemoryStore,
     PrivateStore,
+    ShardStore,
     forget_after,
     meet_session,
     newest,
+    private_store,
     prune,
 )
 from lindt.errors import UserError
-from lindt.protocols import Buffers, RecoveryState
+from lindt.protocols import MANY, Buffers, RecoveryState
 from lindt.runs.files import seal, write_whole
 from lindt.runs.store import load_checkpoint, save_checkpoint
-from lindt.server.federation import RunState
+from lindt.server.state import RunState
 from lindt.weights import read_buffers, read_w
 
 
-@pytest.fixture(params=["memory", "folder", "behind"])
+@pytest.fixture(params=["memory", "folder", "behind", "shards", "shards behind"])
 def versions(request: pytest.FixtureRequest, tmp_path: Path) -> PrivateStore:
     folder = FolderStore(tmp_path, "run-1")
     kinds: dict[str, PrivateStore] = {"memory": MemoryStore(), "folder": folder, "behind": BackgroundWriter(folder)}
+    shards = ShardStore(tmp_path, "run-1")
+    kinds |= {"shards": shards, "shards behind": BackgroundWriter(shards)}
     return kinds[request.param]
 
 
@@ -172,6 +181,7 @@ class Slow:
         self.let_go, self.full = Event(), False
         self._folder = FolderStore(folder, "run")
         self.rounds, self.read, self.drop = self._folder.rounds, self._folder.read, self._folder.drop
+        self.newest_rounds, self.drop_after = self._folder.newest_rounds, self._folder.drop_after
 
     def write(self, client: int, round: int, kept: Kept) -> None:
         assert self.let_go.wait(60)
@@ -352,7 +362,9 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_serves(tmp_path: Path, 
     assert re.fullmatch(r".*round-000002\.safetensors is damaged \(.+\)", loaded.damaged[path])
     other = tmp_path / "round-000001.safetensors"
     other.write_bytes(damage(other.read_bytes()))
-    with pytest.raises(UserError, match=r"round-000002\.safetensors is damaged .* no older one is whole"):
+    with pytest.raises(
+        UserError, match=r"round-000002\.safetensors is damaged .* every older checkpoint is damaged too"
+    ):
         load_checkpoint(tmp_path, "run-1")
 
 
@@ -416,3 +428,123 @@ def test_a_new_session_drops_the_later_rounds_once(versions: PrivateStore, tmp_p
     assert sorted(versions.rounds(0)) == [1, 2, 3]
     meet_session(versions, 0, mark, "third", since=1)
     assert versions.rounds(0) == [1]
+
+
+def test_all_stores_agree_whatever_is_written_dropped_and_read(tmp_path: Path) -> None:
+    """Random changes: memory, folders and shards hold the same, and a new process finds what was flushed."""
+    draw, memory, folders = random.Random(3), MemoryStore(), FolderStore(tmp_path, "a")
+    shards = ShardStore(tmp_path, "b")
+    stores: list[PrivateStore] = [memory, folders, shards]
+    for step in range(150):
+        client, round = draw.randrange(20), draw.randrange(1, 6)
+        dropped = draw.random() < 0.3 and round in memory.rounds(client)
+        for store in stores:
+            if dropped:
+                store.drop(client, round)
+            else:
+                store.write(client, round, v(float(step)))
+            if step == 100:
+                store.drop_after(3)
+            if step % 40 == 0:
+                store.flush()
+        assert len({tuple(sorted(store.rounds(client))) for store in stores}) == 1
+        assert len({found(store, client, 4) for store in stores}) == 1
+        assert memory.newest_rounds(4) == folders.newest_rounds(4) == shards.newest_rounds(4)
+    shards.flush()
+    anew = ShardStore(tmp_path, "b")
+    assert anew.newest_rounds(99) == memory.newest_rounds(99)
+    assert all(found(anew, client, 99) == found(memory, client, 99) for client in range(20))
+    assert len([path for path in (tmp_path / "b").iterdir() if path.is_file()]) == SHARDS
+
+
+def test_a_transaction_that_a_crash_cuts_leaves_the_versions_before(tmp_path: Path) -> None:
+    """The files as they are in the middle of a transaction that has begun to write: what a killed process leaves."""
+    shards = ShardStore(tmp_path, "run")
+    shards.write(0, 1, v(1.0))
+    shards.write(8, 1, v(2.0))
+    shards.flush()
+    big = {"weight": torch.zeros(2**20)}, {"alpha": 0.0}
+    with shards._shard(0, write=True) as shard:
+        assert shard is not None
+        shard.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+        shard.execute("UPDATE v SET sealed = ?", (b"half",))
+        shard.execute("INSERT INTO v VALUES (16, 2, ?)", (seal(big[0], {"notes": "{}"}),))
+        shutil.copytree(tmp_path / "run", tmp_path / "after")
+    assert (tmp_path / "after" / "shard-0.sqlite").stat().st_size > 2**20
+    assert (tmp_path / "after" / "shard-0.sqlite-journal").exists()
+    found_again = ShardStore(tmp_path, "after")
+    assert found_again.newest_rounds(9) == {0: 1, 8: 1}
+    assert (found(found_again, 0, 9), found(found_again, 8, 9)) == (1.0, 2.0)
+
+
+def test_what_is_not_flushed_is_lost_as_a_whole(tmp_path: Path) -> None:
+    shards = ShardStore(tmp_path, "run")
+    shards.write(3, 1, v(1.0))
+    assert found(shards, 3, 1) == 1.0
+    assert found(ShardStore(tmp_path, "run"), 3, 1) is None
+
+
+@pytest.mark.parametrize("damage", ["cut", "bit", "other table", "trigger"])
+def test_a_damaged_shard_is_told_by_name(tmp_path: Path, damage: str) -> None:
+    shards = ShardStore(tmp_path, "run")
+    shards.write(3, 1, v(1.0))
+    shards.flush()
+    path = tmp_path / "run" / "shard-3.sqlite"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:5000])
+    else:
+        with sqlite3.connect(path) as connection:
+            if damage == "bit":
+                ((sealed,),) = connection.execute("SELECT sealed FROM v").fetchall()
+                changed = sealed[:-1] + bytes([sealed[-1] ^ 1])
+                connection.execute("UPDATE v SET sealed = ?", (changed,))
+            elif damage == "other table":
+                connection.execute("CREATE TABLE other (x)")
+            else:
+                connection.execute("CREATE TRIGGER t AFTER INSERT ON v BEGIN DELETE FROM v; END")
+        connection.close()
+    with pytest.raises(UserError, match=r"shard-3.sqlite.*(cannot be used|is damaged|is not a file of v_i)"):
+        newest(ShardStore(tmp_path, "run"), 3, up_to=9)
+
+
+def _hot_journal(database: bytes, names: Path) -> bytes:
+    """A rollback journal without pages, as SQLite's file format describes it, that names a super-journal."""
+    magic, sector = bytes.fromhex("d9d505f920a163d7"), 512
+    page = int.from_bytes(database[16:18], "big")
+    name = str(names).encode()
+    head = magic + struct.pack(">5I", 0, 0, len(database) // page, sector, page)
+    locked_page = struct.pack(">I", 2**30 // page + 1)
+    return head.ljust(sector, b"\0") + locked_page + name + struct.pack(">2I", len(name), sum(name)) + magic
+
+
+def test_a_journal_deletes_no_file_that_it_names(tmp_path: Path) -> None:
+    """SQLite deletes the super-journal that a journal names, when it rolls the transaction back."""
+    shards = ShardStore(tmp_path, "run")
+    shards.write(3, 1, v(1.0))
+    shards.flush()
+    path, outside = tmp_path / "run" / "shard-3.sqlite", tmp_path / "outside"
+    outside.write_bytes(b"a file of the user's\0")
+    path.with_name("shard-3.sqlite-journal").write_bytes(_hot_journal(path.read_bytes(), outside))
+    with pytest.raises(UserError, match=r"shard-3.sqlite-journal names a file outside of the store; delete it"):
+        newest(ShardStore(tmp_path, "run"), 3, up_to=9)
+    assert outside.read_bytes() == b"a file of the user's\0"
+
+
+def test_a_round_that_is_a_text_is_damage(tmp_path: Path) -> None:
+    shards = ShardStore(tmp_path, "run")
+    shards.write(3, 1, v(1.0))
+    shards.flush()
+    with sqlite3.connect(tmp_path / "run" / "shard-3.sqlite") as connection:
+        connection.execute("INSERT INTO v VALUES (3, 'two', x'00')")
+    connection.close()
+    with pytest.raises(UserError, match=r"shard-3.sqlite is damaged"):
+        ShardStore(tmp_path, "run").rounds(3)
+
+
+def test_many_clients_have_shards_and_a_folder_that_was_begun_before_is_still_read(tmp_path: Path) -> None:
+    assert isinstance(private_store(tmp_path, "new", MANY + 1), ShardStore)
+    assert isinstance(private_store(tmp_path, "new", MANY), FolderStore)
+    FolderStore(tmp_path, "old").write(7, 2, v(5.0))
+    old = private_store(tmp_path, "old", MANY + 1)
+    assert found(old, 7, 9) == 5.0
+    assert old.newest_rounds(9) == {7: 2}

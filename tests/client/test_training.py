@@ -155,11 +155,12 @@ class Viewing(nn.Module):
         return logits
 
 
-def test_channels_go_last_only_where_the_model_bears_it() -> None:
+def test_channels_go_last_only_where_the_model_bears_it_and_has_no_group_norm() -> None:
     sample = torch.randn(5, 3, 8, 8)
     for model, last in (
         (Viewing(), False),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)), True),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(144, 2)), False),
     ):
         expected = model(sample)
         prepare_model(model, CPU, sample[:1])

@@ -85,11 +85,12 @@ def test_the_plans_seed_moves_the_split_not_the_data() -> None:
     assert not torch.equal(one.test, other.test)
 
 
+@pytest.mark.slow
 def test_text_gives_the_same_bytes_in_process_and_in_processes() -> None:
     plan: Plan = from_dict(TEXT)
     problem = problem_for(plan)
     assert problem.client_names[0].startswith("role ")
-    with pytest.raises(UserError, match="client_names: 1 given; give one for each of 6 clients"):
+    with pytest.raises(UserError, match="client_names: it has 1; give one for each of 6 clients"):
         replace(problem, client_names=("Hamlet",))
     engine = Processes(plan, problem, workers=2)
     try:

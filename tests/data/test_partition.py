@@ -235,18 +235,18 @@ def test_label_counts_by_hand() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Classes(0), r"per_client = 0: give everyone at least 1 class"),
+        (lambda: Classes(0), r"per_client = 0: give each client at least 1 class"),
         (lambda: Classes(spread=-1.0), r"spread = -1.0: give a number of at least 0"),
         (lambda: Classes(spread=float("nan")), r"spread = nan: give a number of at least 0"),
-        (lambda: Classes(floor=0), r"floor = 0: everyone needs at least 1 test sample"),
+        (lambda: Classes(floor=0), r"floor = 0: give at least 1: each client needs a test sample"),
         (lambda: Groups(clients=()), r"clients = \(\): give every group a size above 0"),
         (lambda: Groups(clients=(1, 0, 1)), r"clients = \(1, 0, 1\): give every group a size above 0"),
         (lambda: Groups(classes=(2, 1)), r"classes = \(2, 1\): give one number for each of the 3 groups"),
-        (lambda: Groups(classes=(2, 1, 0)), r"classes = \(2, 1, 0\): give everyone at least 1 class"),
+        (lambda: Groups(classes=(2, 1, 0)), r"classes = \(2, 1, 0\): give each client at least 1 class"),
         (lambda: Dirichlet(0.0), r"alpha = 0.0: give a number above 0"),
-        (lambda: Dirichlet(floor=0), r"floor = 0: everyone needs at least 1 test sample"),
-        (lambda: Roles(least=-1), r"least = -1: 0 samples or more"),
-        (lambda: Balanced(floor=0), r"floor = 0: everyone needs at least 1 test sample"),
+        (lambda: Dirichlet(floor=0), r"floor = 0: give at least 1: each client needs a test sample"),
+        (lambda: Roles(least=-1), r"least = -1: give 0 samples or more"),
+        (lambda: Balanced(floor=0), r"floor = 0: give at least 1: each client needs a test sample"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(make: Any, message: str) -> None:
@@ -257,7 +257,7 @@ def test_what_cannot_be_is_refused_at_once(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("scheme", "clients", "message"),
     [
-        (Iid(floor=1), 0, "clients = 0: take at least 1"),
+        (Iid(floor=1), 0, "clients = 0: give at least 1 client"),
         (Iid(floor=1), 46, "clients = 46: 2 training samples each make 92, the data have 90; take fewer clients"),
         (
             Classes(floor=20),
@@ -285,9 +285,9 @@ def test_what_the_data_cannot_give_is_refused(scheme: Partition, clients: int, m
 
 
 def test_roles_must_be_told() -> None:
-    with pytest.raises(PlanError, match=r"kind = 'balanced': the data name no role"):
+    with pytest.raises(PlanError, match=r"kind = 'balanced': the data have no roles"):
         Balanced(floor=1).split(np.zeros(4, int), np.zeros(2, int), 1, seed=0)
-    with pytest.raises(UserError, match="name no role for a row; choose another partition"):
+    with pytest.raises(UserError, match="the data have no roles; choose another partition"):
         Roles(floor=1).split(np.zeros(4, int), np.zeros(2, int), 1, seed=0)
     with pytest.raises(UserError, match=r"\[3, 2\] train and test rows have roles; give one each for \[4, 2\]"):
         Roles(floor=1).split(np.zeros(4, int), np.zeros(2, int), 1, seed=0, roles=(np.zeros(3, int), np.zeros(2, int)))

@@ -141,7 +141,7 @@ def test_arrays_become_what_models_and_losses_want() -> None:
     ("given_", "message"),
     [
         ((X, Y[:9]), "10 samples but 9 labels"),
-        (7, "is a int; give a pair"),
+        (7, "is of type int; give a pair"),
         (None, "NoneType"),
         (iter([(X[0], 0)]), "map-style dataset"),
     ],

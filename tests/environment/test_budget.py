@@ -50,9 +50,11 @@ def test_the_gaussian_alone_is_the_closed_form(z: float, rounds: int) -> None:
 @pytest.mark.parametrize(("z", "rounds"), [(0.5, 1), (1.0, 1), (4.0, 1), (1.0, 500), (20.0, 500), (0.01, 500)])
 def test_it_never_promises_more_than_the_exact_gaussian(z: float, rounds: int) -> None:
     """R Gaussians of multiplier z are one of z / sqrt(R), whose epsilon is known (Balle and Wang 2018)."""
-    from dp_accounting import get_epsilon_gaussian
+    import dp_accounting
 
-    exact = get_epsilon_gaussian(z / math.sqrt(rounds), 1e-5)
+    if not hasattr(dp_accounting, "get_epsilon_gaussian"):
+        pytest.skip("dp-accounting before 0.6 has no exact epsilon to compare with")
+    exact = dp_accounting.get_epsilon_gaussian(z / math.sqrt(rounds), 1e-5)
     assert exact <= epsilon_of(sigma=z, rounds=rounds, delta_dp=1e-5, **EVERYONE) <= 1.15 * exact
 
 
@@ -70,7 +72,7 @@ def test_the_papers_default_is_meaningless_and_says_so() -> None:
     assert found.epsilon_dp is not None
     # R / (2 z^2) = 500 * 3000^2 / 2 = 2.25e9 is the limit at order 1, of which order 1.0101 is 1% above.
     assert 2.25e9 < found.epsilon_dp < 2.25e9 * 1.011
-    assert found.in_words().startswith("(epsilon = 2.27e+09, delta = 0.00631): no meaningful guarantee")
+    assert found.in_words().startswith("(privacy epsilon = 2.27e+09, privacy delta = 0.00631): no meaningful guarantee")
     assert str(found) == found.in_words()
 
 
@@ -95,8 +97,8 @@ def test_words_follow_the_thresholds(epsilon_dp: float, delta_dp: float, words: 
         ({"sensitivity": math.inf}, "no known bound"),
         ({"sigma": 0.0}, "no noise"),
         ({"sigma": 0.0, "sensitivity": None}, "no noise"),
-        ({"sigma": 1e-200}, "beyond every number"),  # z^2 is 0 in floats
-        ({"sigma": 1e-160}, "beyond every number"),  # dp-accounting's own answer to its NaN is epsilon = 0
+        ({"sigma": 1e-200}, "too large for a float"),  # z^2 is 0 in floats
+        ({"sigma": 1e-160}, "too large for a float"),  # dp-accounting's own answer to its NaN is epsilon = 0
     ],
 )
 def test_no_guarantee(change: dict[str, Any], words: str) -> None:

@@ -38,7 +38,8 @@ from lindt.plan.plan import METHODS, Plan, attackers_of
 from lindt.plan.problem import problem_for
 from lindt.protocols import Buffers, Reply
 from lindt.runs.play import run_plan
-from lindt.server.federation import RunState, begin, federate, play_round
+from lindt.server.federation import begin, federate, play_round
+from lindt.server.state import RunState
 
 HONEST = torch.tensor([[1.0, 0.0], [3.0, 0.0], [2.0, 3.0]])  # mean [2, 1], std [sqrt(2/3), sqrt(2)]
 OWN = torch.tensor([[7.0, 7.0], [8.0, 9.0]])  # what two attackers trained

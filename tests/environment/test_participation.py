@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import tracemalloc
 from collections import Counter
+from itertools import combinations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lindt.environment.participation import Sampled, choose_attackers
+from lindt.environment.participation import MANY, Drawn, Sampled, Shuffle, choose_attackers, drawn
 from lindt.errors import PlanError
 from lindt.seeds import seed_for
 
@@ -65,7 +69,7 @@ def test_k_comes_from_n_and_not_from_who_is_connected() -> None:
 
 
 def test_more_than_n_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"^active_clients = 11: K is more than the N = 10 clients"):
+    with pytest.raises(PlanError, match=r"^active_clients = 11: there are 10 clients; give 10 or fewer"):
         Sampled(active_clients=11).active(0, range(10), frozenset())
 
 
@@ -148,3 +152,54 @@ def test_seeds_come_from_names() -> None:
     by_hand = int(hashlib.sha256(b"5/noise/12").hexdigest()[:16], 16) // 2
     assert seed_for(5, "noise", 12) == by_hand < 2**63
     assert len({seed_for(s, name, r) for s in range(5) for name in ("noise", "active") for r in range(50)}) == 500
+
+
+@pytest.mark.parametrize("N", [2, 3, 5, 16, 17, 1000, 4097])
+def test_a_shuffle_is_a_bijection_and_its_places_are_the_inverse(N: int) -> None:
+    order = Shuffle(N, seed=3)
+    clients = order.at(np.arange(N))
+    assert sorted(clients.tolist()) == list(range(N))
+    assert [order.place(int(client)) for client in clients] == list(range(N))
+    with pytest.raises(ValueError, match="is not in 0 to"):
+        order.at(np.array([N]))
+
+
+def test_a_shuffle_is_uniform() -> None:
+    """Over seeds each client is equally often at the first places, and so is each pair (chi-square, 5 deviations)."""
+    N, seeds, count = 10, 2000, 3
+    draws = [tuple(drawn(N, count, seed)) for seed in range(seeds)]
+    for size, cells in ((1, 10), (2, 45)):
+        found = Counter(frozenset(some) for draw in draws for some in combinations(draw, size))
+        expected = seeds * math.comb(count, size) / cells
+        chi = sum((found[frozenset(cell)] - expected) ** 2 / expected for cell in combinations(range(N), size))
+        assert chi < cells + 5 * math.sqrt(2 * cells)
+
+
+def test_a_million_clients_are_drawn_without_a_list_of_them() -> None:
+    N, K = 1_000_000, 1000
+    hostile = choose_attackers(0.2, N, seed=1)
+    assert len(hostile) == 200_000
+    sampled, met = Sampled(active_clients=K), Counter[int]()
+    tracemalloc.start()
+    for r in range(20):
+        active = sampled.active(seed_for(0, "active", r), range(N), hostile, N)
+        assert active == sampled.active(seed_for(0, "active", r), range(N), hostile, N)
+        assert len(set(active)) == K
+        assert sum(i in hostile for i in active) == 200
+        met.update(i // (N // 10) for i in active)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2e6  # bytes: a list of N has 8 million
+    assert all(abs(met[tenth] - 2000) < 5 * math.sqrt(1800) for tenth in range(10))
+    assert sampled.active(1, range(N), frozenset(), N) != sampled.active(2, range(N), frozenset(), N)
+
+
+def test_of_many_clients_the_roles_are_sets_of_the_same_kind() -> None:
+    """A difference, an intersection and equality give what frozensets give; of up to MANY they are frozensets."""
+    hostile, plain = drawn(20, 6, seed=4), frozenset(drawn(20, 6, seed=4))
+    assert len(plain) == 6
+    assert hostile == plain
+    assert frozenset(range(20)) - hostile == frozenset(hostile.others) == frozenset(range(20)) - plain
+    assert hostile & {0, 1, 2, 3} == plain & {0, 1, 2, 3}
+    assert isinstance(choose_attackers(0.2, MANY, 0), frozenset)
+    assert isinstance(choose_attackers(0.2, MANY + 1, 0), Drawn)

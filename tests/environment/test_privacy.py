@@ -9,15 +9,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lindt.environment.privacy import Gaussian, NoPrivacy
+from lindt.environment.privacy import Gaussian, NoPrivacy, Privacy
 from lindt.errors import PlanError
+from lindt.server.aggregation import ClippedUpdates
+
+
+def clip(privacy: Privacy, updates_KP: torch.Tensor) -> torch.Tensor:
+    return ClippedUpdates(updates_KP, privacy.scales(updates_KP)).columns(slice(None))
 
 
 def test_clipping_by_hand() -> None:
     updates_KP = torch.tensor([[6.0, 8.0], [3.0, 4.0], [0.3, -0.4], [0.0, 0.0]])
-    clipped_KP = Gaussian(S=5.0).clip(updates_KP)
+    clipped_KP = clip(Gaussian(S=5.0), updates_KP)
     assert clipped_KP.tolist() == [[3.0, 4.0], [3.0, 4.0], updates_KP[2].tolist(), [0.0, 0.0]]
-    assert Gaussian(S=5.0).clipped(updates_KP) == 0.25  # exactly S is not shortened
+    scales_K = Gaussian(S=5.0).scales(updates_KP)
+    assert ClippedUpdates(updates_KP, scales_K).share() == 0.25  # exactly S is not shortened
     assert updates_KP[0].tolist() == [6.0, 8.0]
 
 
@@ -33,7 +39,7 @@ def test_the_papers_values_are_the_defaults() -> None:
 def test_clipped_norms_are_at_most_s_and_directions_stay(rows: list[list[float]], S: float) -> None:
     updates_KP = torch.tensor(rows, dtype=torch.float32)
     privacy = Gaussian(S=S)
-    clipped_KP = privacy.clip(updates_KP)
+    clipped_KP = clip(privacy, updates_KP)
     norms_K = torch.linalg.vector_norm(updates_KP, dim=1)
     assert (torch.linalg.vector_norm(clipped_KP.double(), dim=1) <= S * (1 + 1e-6)).all()
     for before_P, after_P, norm in zip(updates_KP, clipped_KP, norms_K, strict=True):
@@ -42,7 +48,18 @@ def test_clipped_norms_are_at_most_s_and_directions_stay(rows: list[list[float]]
         else:
             expected_P = before_P.double() * (S / before_P.double().norm())
             torch.testing.assert_close(after_P.double(), expected_P, rtol=1e-5, atol=1e-30)
-    assert privacy.clipped(updates_KP) == pytest.approx(float((norms_K > S).float().mean()))
+    share = ClippedUpdates(updates_KP, privacy.scales(updates_KP)).share()
+    assert share == pytest.approx(float((norms_K > S).float().mean()))
+
+
+def test_a_long_update_is_clipped_to_s_too() -> None:
+    """A float32 sum over ten million squares leaves 0.0003 more than S."""
+    update_1P = torch.randn(1, 10_000_000, generator=torch.Generator().manual_seed(0))
+    assert float(torch.linalg.vector_norm(clip(Gaussian(S=2.0), update_1P), dtype=torch.float64)) <= 2 * (1 + 2e-5)
+    few_KP = torch.randn(5, 1000, generator=torch.Generator().manual_seed(1))
+    factors_K = Gaussian(S=2.0).scales(few_KP)
+    assert factors_K is not None
+    assert torch.equal(factors_K, 2 / torch.linalg.vector_norm(few_KP, dim=1))  # short updates: the same bits
 
 
 def test_noise_is_gaussian_of_the_given_std() -> None:
@@ -73,8 +90,8 @@ def test_a_sigma_of_zero_only_clips() -> None:
 
 def test_no_privacy_changes_nothing() -> None:
     updates_KP = torch.tensor([[600.0, 800.0]])
-    assert NoPrivacy().clip(updates_KP) is updates_KP
-    assert NoPrivacy().clipped(updates_KP) == 0.0
+    assert NoPrivacy().scales(updates_KP) is None
+    assert ClippedUpdates(updates_KP, NoPrivacy().scales(updates_KP)).share() == 0.0
     assert NoPrivacy().noise(updates_KP[0], 7).tolist() == [0.0, 0.0]
 
 
@@ -86,7 +103,9 @@ def test_impossible_values_are_refused(field: str, value: float) -> None:
         Gaussian(**{field: value})
 
 
-def test_updates_that_are_short_enough_are_handed_on_without_a_copy() -> None:
+def test_updates_that_are_short_enough_are_not_scaled() -> None:
     updates_KP = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
-    assert Gaussian(S=5.0).clip(updates_KP) is updates_KP
-    assert Gaussian(S=4.0).clip(updates_KP) is not updates_KP
+    assert Gaussian(S=5.0).scales(updates_KP) is None
+    scales_K = Gaussian(S=4.0).scales(updates_KP)
+    assert scales_K is not None
+    assert scales_K.tolist() == pytest.approx([0.8, 1.0])

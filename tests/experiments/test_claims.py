@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,20 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from lindt.cli.main import app
+from lindt.errors import UserError
 from lindt_experiments import reproduce
-from lindt_experiments.claims.claims import CLAIMS, Row, markdown, render, report, summary
-from lindt_experiments.claims.judging import Interval, interval, judge
-from lindt_experiments.results.outcomes import Outcome, keep, load
+from lindt_experiments.claims.claims import (
+    CLAIMS,
+    Row,
+    markdown,
+    open_claims,
+    overview,
+    render,
+    report,
+    summary,
+)
+from lindt_experiments.claims.judging import MOST_SEEDS, Interval, interval, judge, seeds_to_decide
+from lindt_experiments.results.outcomes import SCALES, Outcome, keep, load
 
 TABLES = {claim.id for claim in CLAIMS if claim.made_by.startswith("table")}
 FIGURES = {claim.id for claim in CLAIMS} - TABLES
@@ -100,6 +111,40 @@ def test_the_interval_is_student_s() -> None:
 )
 def test_what_may_be_called(differences: list[float], at_least: bool, verdict: str) -> None:
     assert judge(differences, at_least=at_least) == verdict
+
+
+@pytest.mark.parametrize(
+    ("differences", "spread", "needed"),
+    [
+        ([1.0, 2.0, 3.0], None, 4),  # mean 2, deviation 1: 4.303 / sqrt 3 = 2.48, 3.182 / sqrt 4 = 1.59
+        ([1.0], 0.5, 4),  # 4.303 * 0.5 / sqrt 3 = 1.24, 3.182 * 0.5 / sqrt 4 = 0.80
+        ([1.0], 0.1, 3),  # a gap under 2 points needs 3 seeds, whatever its deviation
+        ([-1.0, -3.0], 0.1, 2),  # as large, and 12.706 * 0.1 / sqrt 2 = 0.9: the usual deviation, not its own of two
+        ([0.1, -0.1, 0.05], None, MOST_SEEDS + 1),
+        ([1.0], None, None),
+    ],
+)
+def test_how_many_seeds_would_decide(differences: list[float], spread: float | None, needed: int | None) -> None:
+    assert seeds_to_decide(differences, spread) == needed
+
+
+def test_an_undecided_claim_says_how_many_seeds_would_decide_it() -> None:
+    fedavg = metric("cifar", "nfl", "fedavg", "beta", [-9.0, -8.0, -10.0])
+    apfl, lindt = (
+        metric("cifar", "nfl", "apfl", "beta", [1.9]),
+        metric("cifar", "nfl", "lindt", "beta", [1.0, 4.0, -2.0]),
+    )
+    rows = {row.id: row for row in report([*fedavg, *apfl, *lindt])}
+    # 1 +- 3: t * 3 / sqrt n is below 1 from 38 seeds on.
+    assert (rows["cifar-mended-lindt"].verdict, rows["cifar-mended-lindt"].needed) == ("undecided", "more than 30")
+    # The usual deviation is that of LINDT's beta, of five claims: t * 3 / sqrt n is below 1.9 from 13 on.
+    assert (rows["cifar-mended-apfl"].verdict, rows["cifar-mended-apfl"].needed) == ("undecided", "13")
+    assert rows["cifar-nfl-fedavg"].needed == ""
+    assert "0; 13 would decide |" in markdown([*fedavg, *apfl, *lindt], "cpu")
+    found = open_claims([*fedavg, *apfl, *lindt], "cpu")
+    assert ((("cifar", "nfl", "apfl"),), 13) in found
+    assert ((("cifar", "nfl", "lindt"),), MOST_SEEDS + 1) in found
+    assert not open_claims(fedavg, "cpu")
 
 
 def test_differences_are_paired_by_seed() -> None:
@@ -217,6 +262,10 @@ def test_the_terminal_shows_verdicts_and_lists_what_was_not_run() -> None:
 def test_the_command_keeps_a_page_of_what_today_s_plans_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for outcome in as_in_the_figures():
         keep(tmp_path, outcome)
+    with pytest.raises(
+        UserError, match=r"--results .*none: there is no such folder; name the folder of the kept results"
+    ):
+        CliRunner().invoke(app, ["reproduce", "--claims", "--results", str(tmp_path / "none")], catch_exceptions=False)
     old = CliRunner().invoke(app, ["reproduce", "--claims", "--results", str(tmp_path)], catch_exceptions=False)
     assert f"0 holds, 0 fails, 0 undecided, {len(CLAIMS)} not run" in old.output  # made by no plan of today
     assert not (tmp_path / "claims-cpu.md").exists()
@@ -224,10 +273,43 @@ def test_the_command_keeps_a_page_of_what_today_s_plans_made(tmp_path: Path, mon
     said = CliRunner().invoke(app, ["reproduce", "--claims", "--results", str(tmp_path)], catch_exceptions=False)
     assert "holds" in said.output
     assert (tmp_path / "claims-cpu.md").read_text() == markdown(load(tmp_path), "cpu")
+    head = said.output.splitlines()
+    assert head[0] == f"The paper's {len(CLAIMS)} claims, by the scale of the runs:"
+    assert head[1].split() == ["scale", "holds", "fails", "undecided", "not", "run"]
+    rows = report(load(tmp_path), "cpu")
+    counts = [sum(row.verdict == verdict for row in rows) for verdict in ("holds", "fails", "undecided", "not run")]
+    assert head[2].split() == ["cpu", *map(str, counts)]
+    assert head[3].startswith("fails at cpu: ")
     told = CliRunner().invoke(app, ["reproduce", "--claims", "--json", "--results", str(tmp_path)])
     rows = [json.loads(line) for line in told.output.splitlines()]
     assert {row["id"] for row in rows} == {claim.id for claim in CLAIMS}
     assert rows[0]["event"] == "claim"
+
+
+def test_claims_leave_smoke_out_unless_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for outcome in as_in_the_figures():
+        keep(tmp_path, replace(outcome, scale="smoke"))
+    monkeypatch.setattr(reproduce, "is_current", lambda outcome: True)
+
+    def judged(*words: str) -> set[tuple[str, bool]]:
+        command = ["reproduce", "--claims", "--json", "--results", str(tmp_path), *words]
+        lines = CliRunner().invoke(app, command, catch_exceptions=False).output.splitlines()
+        return {(row["scale"], row["verdict"] != "not run") for row in map(json.loads, lines)}
+
+    assert judged() == {("cpu", False)}
+    assert not (tmp_path / "claims-smoke.md").exists()
+    assert ("smoke", True) in judged("--scale", "smoke")
+    with pytest.raises(UserError, match="--scale huge: choose among"):
+        judged("--scale", "huge")
+
+
+def test_the_overview_is_at_most_ten_lines_of_80_columns() -> None:
+    rows = [row for scale in SCALES for row in report(as_in_the_figures(), scale)]
+    failing = [replace(row, verdict="fails") for row in rows]
+    for shown in (rows, failing, rows[: len(CLAIMS)]):
+        lines = overview(shown)
+        assert len(lines) <= 10
+        assert max(map(len, lines)) < 80
 
 
 def test_torch_is_not_imported() -> None:

@@ -132,10 +132,12 @@ def test_every_curve_can_be_told_without_its_colour() -> None:
 
 def test_what_is_missing_is_said_with_the_command(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match="not run yet: cifar normal-long fedavg; make it with `lindt reproduce figure3 "
+        UserError, match="these runs are missing: cifar normal-long fedavg; make it with `lindt reproduce figure3 "
     ):
         draw("3a", [made(world="nfl-long")], "cpu")
-    with pytest.raises(UserError, match=r"figure 1 at scale cpu: not run yet: normal, .* `lindt reproduce figure1 "):
+    with pytest.raises(
+        UserError, match=r"figure 1 at scale cpu: these panels are missing: normal, .* `lindt reproduce figure1 "
+    ):
         write("1", tmp_path, "cpu", tmp_path)
     with pytest.raises(UserError, match="figure '4': choose among 1, 3, 3a"):
         write("4", tmp_path, "cpu", tmp_path)
@@ -143,12 +145,14 @@ def test_what_is_missing_is_said_with_the_command(tmp_path: Path) -> None:
 
 def test_what_there_is_can_be_drawn_and_says_what_is_not(tmp_path: Path) -> None:
     kept = [made(method=method, curve={10: 50.0, 20: 60.0}) for method in ("fedavg", "lindt")]
-    with pytest.raises(UserError, match=r"not run yet: cifar nfl apfl.*or draw what there is with --partial"):
+    with pytest.raises(
+        UserError, match=r"these runs are missing: cifar nfl apfl.*or draw the stored part with --partial"
+    ):
         draw("5a", kept, "cpu")
     (axes,) = draw("5a", kept, "cpu", partial=True).axes
     assert points(axes, "LINDT") == {10: 50.0, 20: 60.0}
     assert not [one for one in axes.lines if str(one.get_label()).startswith("APFL")]
-    with pytest.raises(UserError, match=r"not run yet: .*shake nfl lindt") as nothing:
+    with pytest.raises(UserError, match=r"these runs are missing: .*shake nfl lindt") as nothing:
         draw("5", kept, "cpu", partial=True)  # its second panel would be empty
     assert "--partial" not in str(nothing.value)
     for outcome in kept:
@@ -166,7 +170,7 @@ def test_runs_of_different_sizes_are_not_drawn_together() -> None:
 
 
 def test_scales_are_not_mixed() -> None:
-    with pytest.raises(UserError, match="not run yet"):
+    with pytest.raises(UserError, match="these runs are missing"):
         draw("3a", [made(world="nfl-long"), made(world="normal-long", scale="paper")], "cpu")
 
 
@@ -202,7 +206,7 @@ def test_the_command(kept: Path, tmp_path: Path) -> None:
     assert [row.split()[0] for row in listed.output.splitlines()] == list(names())
     out = tmp_path / "pictures"
     drawn = CliRunner().invoke(app, ["figure", "all", "--results", str(kept), "-o", str(out)])
-    assert "figure 1 at scale cpu: not run yet" in drawn.output
+    assert "figure 1 at scale cpu: these panels are missing" in drawn.output
     assert sorted(path.name for path in out.glob("*.pdf")) == [f"figure{n}-cpu.pdf" for n in (3, 5, 6, 7, 8, 9)]
     refused = CliRunner().invoke(app, ["figure", "3", "--scale", "paper", "--results", str(kept)])
     assert isinstance(refused.exception, UserError)

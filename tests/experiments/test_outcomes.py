@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lindt.errors import UserError
+from lindt_experiments.queue.gather import _notes
 from lindt_experiments.results.outcomes import Outcome, find, keep, load
 
 
@@ -54,6 +55,27 @@ def outcome(rounds: int = 4, **changes: Any) -> Outcome:
         reduced="nothing",
     )
     return dataclasses.replace(made, **changes)
+
+
+def test_a_result_of_another_plan_or_commit_stays(tmp_path: Path) -> None:
+    first = outcome(commit="one", seconds=1.0)
+    again = outcome(commit="one", seconds=2.0)  # same plan and commit: the first line is replaced
+    for one in (first, again, outcome(commit="two"), outcome(commit="two", plan="new")):
+        keep(tmp_path, one)
+    assert [(one.plan, one.commit) for one in load(tmp_path)] == [("new", "two")]
+    earlier = load(tmp_path / "earlier", "cpu")
+    assert [(one.plan, one.commit) for one in earlier] == [("0123", "one"), ("0123", "two")]
+    assert earlier[0].seconds == 2.0
+
+
+def test_the_verdict_of_the_test_of_gains_is_a_note() -> None:
+    verdict = {"gain": -0.2, "error": 0.01, "since": 40, "state": "hurts", "clients": 8, "samples": 90, "needed": None}
+    line = {"scores": {"notes": {"alpha": 0.5}}, "detection": {"verdict": verdict, "warning": 30}}
+    told = {"test/error": 0.01, "test/gain": -0.2, "test/since": 40.0, "test/warning": 30.0}
+    assert _notes([line], [line]) == {"alpha": 0.5, **told}
+    early = {"scores": None, "detection": {"verdict": verdict | {"since": None}, "warning": None}}
+    assert _notes([line, early], [line]) == {"alpha": 0.5, "test/error": 0.01, "test/gain": -0.2}
+    assert _notes([{"scores": None}], []) == {}  # no reports
 
 
 def test_what_is_kept_comes_back(tmp_path: Path) -> None:
@@ -136,7 +158,7 @@ def test_what_is_no_json_is_named_and_not_written_over(tmp_path: Path) -> None:
 
 
 def test_an_unknown_scale_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="choose among smoke, cpu, paper"):
+    with pytest.raises(UserError, match="choose among smoke, cpu, tenth, paper"):
         load(tmp_path, "large")
 
 

@@ -47,9 +47,10 @@ def test_table_3_has_a_sheet_for_each_task_and_environment() -> None:
     rows = page.sheets[0].rows
     assert rows[0] == ("FedAvg", "3", "51.0 ±1.0", "55.6", "52.0 ±1.0", "56.2", "-19.0 ±1.0", "-17.8")
     assert rows[3] == ("FB", "0", "-", "-", "-", "81.2", "-", "+7.2")
-    # A row of ours, of which the paper prints nothing.
-    assert rows[-1] == ("LINDT, attached before activations (ours)", "0", *["-"] * 6)
-    assert "81 of 84 runs are missing." in page.remarks
+    # Rows of ours, of which the paper prints nothing.
+    titles = ("LINDT, attached before activations (ours)", "LINDT, guarded (ours)")
+    assert rows[-2:] == tuple((title, "0", *["-"] * 6) for title in titles)
+    assert "87 of 90 runs are missing." in page.remarks
     halves = page_of(EXHIBITS["table3"], THREE, "cpu", seeds=3, task="shake")
     assert len(halves.sheets) == 2
     assert "39 of 39 runs are missing." in halves.remarks
@@ -92,6 +93,15 @@ def test_the_ablation_shows_points_in_the_order_of_the_layers() -> None:
     assert page.sheets[0].rows[1] == ("LINDT", "1", "-", "80.0", "-")
     assert page.sheets[1].rows[1] == ("LINDT", "1.00 0.75", "0.001 0.5")
     assert page.sheets[0].rows[2][0] == "after, paper, random"
+
+
+def test_an_open_choice_is_compared_with_the_default_seed_by_seed() -> None:
+    pool = [current("fedavg", seed, world="pool-1", local=60, beta=-10) for seed in (0, 3)]  # no default of seed 3
+    rows = page_of(EXHIBITS["choices"], [*THREE, *pool], "cpu", seeds=1).sheets[0].rows
+    assert rows[0] == ("the default", "3", "52.0 ±1.0", "-", "71.0 ±0.0", "-", "-19.0 ±1.0")
+    # Local 60 - 51 and private 70 - 71, of seed 0.
+    assert rows[1] == ("1 backdoor sample (3)", "2", "60.0 ±0.0", "+9.0", "70.0 ±0.0", "-1.0", "-10.0 ±0.0")
+    assert rows[2][1:] == ("0", *["-"] * 5)
 
 
 def test_a_page_is_kept_with_what_made_it(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,18 +13,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made import made
 from rich.console import Console
 from rich.progress import Progress
 
-from lindt.plan.models import Linear
+from lindt.errors import UserError
+from lindt.plan.models import Linear, SmallCnn
 from lindt.plan.plan import Alone, Scoring
 from lindt_experiments.plans import scales
 from lindt_experiments.plans.catalog import Cell
 from lindt_experiments.plans.scales import SIZES, plan_for
+from lindt_experiments.queue import queue
 from lindt_experiments.queue.gather import Origin
 from lindt_experiments.queue.jobs import Job, jobs_for, resume_jobs, to_play
 from lindt_experiments.queue.progress import Bar
 from lindt_experiments.queue.queue import _next, play_all
+from lindt_experiments.queue.shared_rounds import _shared
+from lindt_experiments.queue.work import Pace, Work
 from lindt_experiments.reproduce import Request, dry_run, reproduce
 from lindt_experiments.results.outcomes import load
 
@@ -47,9 +54,12 @@ def _digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     )
     monkeypatch.setitem(scales.SIZES, ("smoke", "cifar"), tiny)
     monkeypatch.setenv("LINDT_CACHE", str(tmp_path / "cache"))
-    plan_for.cache_clear()
+    caches = plan_for, _shared
+    for kept in caches:
+        kept.cache_clear()
     yield
-    plan_for.cache_clear()
+    for kept in caches:
+        kept.cache_clear()
 
 
 def jobs(tmp_path: Path, *cells: Cell, seeds: int = 1) -> list[Job]:
@@ -65,7 +75,7 @@ def request(tmp_path: Path, **changes: Any) -> Request:
 
 
 def worker(job: Job, alone: bool) -> Any:
-    return SimpleNamespace(group=job.group, alone=alone)
+    return SimpleNamespace(group=job.group, alone=alone, left=[job])
 
 
 def test_private_models_are_not_trained_twice_at_the_same_time(tmp_path: Path) -> None:
@@ -77,6 +87,49 @@ def test_private_models_are_not_trained_twice_at_the_same_time(tmp_path: Path) -
     assert _next([sigma, iid], [worker(nfl, alone=False)], 1) == [sigma]
     # Several in one process: only of one group.
     assert _next([nfl, iid, sigma], [], 5) == [nfl, sigma]
+
+
+def test_runs_with_the_same_first_rounds_wait_for_the_one_that_plays_them(tmp_path: Path) -> None:
+    """r' is 1 of 3 rounds."""
+    once, fedavg, persisting, lindt = jobs(
+        tmp_path, *(Cell("cifar", "nfl-long", name) for name in ("runtime-once", "fedavg", "runtime", "lindt"))
+    )
+    assert [job.shared.round for job in (once, fedavg, persisting) if job.shared] == [1, 1, 1]
+    assert lindt.shared is None  # it recovers from round 1 on
+    queue_ = [once, persisting, fedavg, lindt]
+    assert _next(queue_, [], 1) == [fedavg]
+    playing: Any = SimpleNamespace(group="", alone=False, left=[fedavg])
+    assert _next([once, persisting, lindt], [playing], 1) == [lindt]
+    assert _next([once], [], 1) == [once]  # no other run plays them
+    assert once.task() | {"plan": ""} == {"plan": "", "folder": str(once.folder), "keep": [1], "branch": None}
+    kept = fedavg.folder / "kept" / "round-000001.safetensors"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert _next([once, persisting], [playing], 2) == [once, persisting]
+    assert once.task()["branch"] == [str(fedavg.folder), 1]
+    once.folder.mkdir()
+    (once.folder / "plan.toml").touch()
+    assert once.task()["branch"] is None  # it was begun
+
+
+@pytest.mark.slow
+def test_the_queue_plays_shared_rounds_once_and_to_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(
+        scales.SIZES, ("smoke", "cifar"), replace(SIZES["smoke", "cifar"], model=SmallCnn(), epsilon=1e-6)
+    )
+    plan_for.cache_clear()
+    cells = [Cell("cifar", "nfl-long", name) for name in ("runtime-once", "runtime", "fedavg")]
+    together = jobs(tmp_path, *cells)
+    alone = [replace(job, folder=tmp_path / "alone" / job.name, shared=None) for job in together]
+    for found in (together, alone):
+        assert [one.happening for one in play_all(found, 2, 3) if one.happening in ("failed", "ended")] == ["ended"] * 3
+    for shared, own in zip(together, alone, strict=True):
+        about = json.loads((shared.folder / "run.json").read_text())
+        assert about.get("branched", {}).get("round") == (None if shared is together[2] else 1)
+        for name in ("rounds.jsonl", "summary.json", "plan.toml"):
+            assert (shared.folder / name).read_bytes() == (own.folder / name).read_bytes()
 
 
 def test_what_another_process_plays_is_left_to_it(tmp_path: Path) -> None:
@@ -158,6 +211,71 @@ def test_closing_stops_the_processes_and_what_was_played_is_taken_up(tmp_path: P
     assert to_play([job], []) == []
 
 
+@pytest.mark.slow
+def test_when_time_is_up_runs_are_stopped_to_be_taken_up(tmp_path: Path) -> None:
+    """The clock is set so that time is up at the first round: the run is marked as stopped, and goes on."""
+    first, second = jobs(tmp_path, NFL, IID)
+    until = time.monotonic() + 1000
+    told = []
+    with pytest.MonkeyPatch.context() as clock:
+        for event in play_all([first, second], at_once=1, until=until):
+            told.append(event)
+            if event.happening == "round":
+                clock.setattr(queue.time, "monotonic", lambda: until)
+    assert {event.job.key for event in told} == {first.key}  # the second was not begun
+    assert told[-1].happening == "round"
+    assert json.loads((first.folder / "run.json").read_text())["stopped"] is True
+    assert not second.folder.exists()
+    again = list(play_all([first, second], at_once=1, until=time.monotonic() + 1000))
+    assert again[0].happening == "started"
+    assert again[0].round >= 1
+    assert [event.job.key for event in again if event.happening == "ended"] == [first.key, second.key]
+
+
+def test_with_a_time_limit_runs_are_played_in_the_order_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    class Done:
+        """In the place of a process: it ends at once."""
+
+        alone, group = False, ""
+
+        def __init__(self, batch: list[Job], inbox: Any) -> None:
+            begun.extend(job.key for job in batch)
+            self.left: list[Job] = []
+            inbox.put((self, None))
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(queue, "WorkerProcess", Done)
+    found = jobs(tmp_path, NFL, LINDT)
+    by_work = [job.key for job in sorted(found, key=lambda job: -(job.work.alone + job.work.federation))]
+    assert by_work == [found[1].key, found[0].key]  # LINDT's run is the longer one
+    list(play_all(found, 1))
+    assert begun == by_work
+    begun.clear()
+    list(play_all(found, 1, until=time.monotonic() + 1000))
+    assert begun == [job.key for job in found]
+    begun.clear()
+    list(play_all(found, 1, until=time.monotonic()))
+    assert begun == []
+
+
+def test_hours_without_a_name_play_all_runs_in_the_order_of_the_scale(tmp_path: Path) -> None:
+    asked = request(
+        tmp_path, name="all", seeds=None, hours=1.0, in_order=True, only=("fedavg", "lindt"), worlds=("nfl", "iid")
+    )
+    assert asked.command == "lindt reproduce --scale smoke --hours 1 --only fedavg,lindt --world nfl,iid"
+    assert [job.cells[0] for job in asked.wanted()][:2] == [NFL, LINDT]
+    assert {job.plan.seed for job in asked.wanted()} == {0}
+
+
+def test_hours_of_no_length_are_refused(tmp_path: Path) -> None:
+    for hours in (0.0, -1.0, float("nan")):
+        with pytest.raises(UserError, match=r"--hours .*: give a number of hours above 0"):
+            request(tmp_path, hours=hours)
+
+
 def test_a_dry_run_says_what_would_be_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dry_run(request(tmp_path, console=Console(width=120)))
     said = capsys.readouterr().out
@@ -166,6 +284,37 @@ def test_a_dry_run_says_what_would_be_played(tmp_path: Path, capsys: pytest.Capt
     assert "3 of 3 runs are left to play" in said
     assert not (tmp_path / "runs").exists()
     assert not (tmp_path / "results").exists()
+
+
+def test_the_pace_is_the_median_of_the_method_or_of_its_task() -> None:
+    work = Work(alone=0.0, round=1.0, rounds=100)
+    done = [
+        made(method=m, seed=s, seconds=t)
+        for m, s, t in (("fb", 0, 300), ("fb", 1, 500), ("fb", 2, 9000), ("lindt", 0, 100))
+    ]
+    pace = Pace((one, work) for one in [*done, made(method="alone-x1", rounds=1, seconds=1e6)])
+    assert pace.of("cifar", "fb") == 5.0  # 500 seconds, 100 units
+    assert pace.of("cifar", "apfl") == 4.0  # between 3 and 5
+    assert pace.of("shake", "fb") is None
+
+
+def test_a_dry_run_says_how_many_runs_fit_into_the_hours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = request(
+        tmp_path,
+        name="all",
+        scale="tenth",
+        only=(),
+        worlds=("nfl", "normal"),
+        hours=9.0,
+        in_order=True,
+        console=Console(width=120),
+    )
+    dry_run(asked)
+    said = " ".join(capsys.readouterr().out.split())
+    minutes = [float(one.replace(",", "")) for one in re.findall(r"0/100 ([\d,]+) \w+", said)]
+    fit = sum(sum(minutes[: n + 1]) <= 9 * 60 * asked.jobs for n in range(len(minutes)))
+    assert 0 < fit < len(minutes)
+    assert f"About the first {fit} of them fit into 9 hours." in said
 
 
 def test_models_of_other_epochs_are_work_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

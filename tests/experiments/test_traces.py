@@ -146,7 +146,7 @@ def test_kept_and_read_again(panels: dict[str, Traces], tmp_path: Path) -> None:
     assert load(tmp_path, "cpu") == []
     for damage in ('{"panel": "normal"}', "no JSON", '{"panel": "other"}', "[]"):
         path.write_text(damage + "\n")
-        with pytest.raises(UserError, match=r"line 1: no traces .* `lindt reproduce figure1`"):
+        with pytest.raises(UserError, match=r"line 1: not traces .* `lindt reproduce figure1`"):
             load(tmp_path, "smoke")
 
 

@@ -209,7 +209,7 @@ def test_one_client_does_not_decide_what_is_measured() -> None:
     detector = NFLDetector(FedAvg(fraction_evaluate=0.0), 1.0, 5)
     with heard() as said:
         detector.start(grid, arrays(**ZERO), num_rounds=1)
-    assert any(f"refused node {first}: w holds int64, the others' floats" in text for text in said)
+    assert any(f"refused node {first}: w holds int64, and floats in the other replies" in text for text in said)
     assert detector.seen is not None
     assert detector.seen.delta == pytest.approx(2.5)  # (-3, -4) and (0, 0) around (-1.5, -2)
 
@@ -259,6 +259,18 @@ def test_a_users_own_strategy_keeps_its_methods_and_its_start() -> None:
         NFLDetector(FedAvg(), 1.0).start(own, arrays(**ZERO), colour="blue")
 
 
+def test_a_start_with_fewer_arguments_runs_or_is_refused_with_the_lines_that_do() -> None:
+    class Short(FedAvg):
+        def start(self, num_rounds: int, grid: Grid, initial_arrays: ArrayRecord) -> float:  # type: ignore[override]
+            return float(super().start(grid, initial_arrays, num_rounds).arrays["w"].numpy()[0])
+
+    detector, own = NFLDetector(Short(), 1.0, 9), FakeGrid(pushing([3, 4], [6, 8]), 2)
+    assert detector.start(own, arrays(**ZERO), num_rounds=2) == 9.0
+    for more in ({"timeout": 9.0}, {"colour": "blue"}):
+        with pytest.raises(UserError, match=r"start\(\) of Short cannot be called .*detector\.begin\(arrays, rounds\)"):
+            detector.start(own, arrays(**ZERO), 2, **more)  # type: ignore[arg-type]
+
+
 def test_a_loop_of_ones_own() -> None:
     detector, grid = NFLDetector(FedAvg(), 3.0, 0), FakeGrid(APART, 3)
     done, w = detector.begin(arrays(**ZERO), num_rounds=1)
@@ -277,9 +289,9 @@ def test_a_second_start_begins_anew() -> None:
 def test_bad_input_is_told_by_name() -> None:
     with pytest.raises(PlanError, match="epsilon"):
         NFLDetector(FedAvg(), epsilon=0)
-    with pytest.raises(UserError, match="there is a detector inside it already"):
+    with pytest.raises(UserError, match="it has a detector inside it already"):
         NFLDetector(NFLDetector(FedAvg()))
-    with pytest.raises(UserError, match="strategy: a str; give one"):
+    with pytest.raises(UserError, match="strategy: it is of type str; give a"):
         NFLDetector("fedavg")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no floats"):
         NFLDetector(FedAvg()).start(FakeGrid(APART), ArrayRecord({"t": Array(np.zeros(4, np.uint8))}))

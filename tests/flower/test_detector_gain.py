@@ -220,7 +220,7 @@ class TestNoise:
             start(NFLDetector(wrapped, detection=Gain(noise=0.5), folder=tmp_path), app)
         assert sum("gain reports are 4-DP, each number by itself: outside the privacy" in text for text in said) == 1
         words = json.loads((tmp_path / "summary.json").read_text())["privacy"]["words"]
-        assert "gain reports are 4-DP, each number by itself, and lie outside its guarantee" in words
+        assert "gain reports are 4-DP, each number by itself, and are not part of its guarantee" in words
 
 
 def test_a_report_is_small() -> None:
@@ -231,12 +231,12 @@ def test_a_report_is_small() -> None:
 def test_without_reports_it_is_undecided_whatever_delta_says() -> None:
     detector = NFLDetector(FedAvg())
     with heard() as said:
-        result, grid = start(detector, APART, rounds=4)
+        result, grid = start(detector, APART, rounds=6)
     assert [text for text in said if "reports" in text and "round" in text] == ["round 1: undecided: no client reports"]
     assert detector.verdict is not None
     assert (detector.verdict.state, detector.negative, detector.state.on) == ("undecided", False, False)
-    assert [m["lindt-verdict"] for m in result.train_metrics_clientapp.values()] == [0] * 4
-    assert [m["lindt-too-early"] for m in result.train_metrics_clientapp.values()] == [0] * 4
+    assert [m["lindt-verdict"] for m in result.train_metrics_clientapp.values()] == [0] * 6
+    assert [m["lindt-too-early"] for m in result.train_metrics_clientapp.values()] == [0] * 6
     assert not any(m.content["config"]["lindt-recovering"] for m in grid.sent)
 
 
@@ -282,7 +282,7 @@ class TestLiars:
         with heard() as said:
             result, grid = start(detector, app, rounds=1)
         liar = next(n for n, c in grid.contexts.items() if c.node_config["partition-id"] == 0)
-        assert any(f"! round 1: node {liar} sent a gain report that cannot be understood" in text for text in said)
+        assert any(f"! round 1: node {liar} sent a malformed gain report" in text for text in said)
         assert detector.verdict == Decision("undecided", None, 0.25, 0.25, 2, 40)
         assert result.arrays["w"].numpy().tolist() == [0.0, 0.0]  # of three updates
 
@@ -340,6 +340,14 @@ class TestVerdictAndRecovery:
         assert [metrics[r]["lindt-negative"] for r in range(1, 6)] == [0, 0, 0, 1, 1]
         assert [metrics[r]["lindt-warning"] for r in range(1, 6)] == [0, 1, 1, 1, 1]
         assert [m.content["config"]["lindt-recovering"] for m in grid.of("train")[::3]] == [False] * 4 + [True]
+
+    @pytest.mark.parametrize(("rounds", "told"), [(5, 1), (6, 0)])
+    def test_a_run_with_too_few_rounds_for_the_test_is_told_before_it_begins(self, rounds: int, told: int) -> None:
+        detector = NFLDetector(FedAvg())
+        with heard() as said:
+            detector.begin(arrays(w=[0.0, 0.0]), rounds)
+        few = "! the test needs the reports of two rounds from round 5 on, but the run has 5: plan more rounds"
+        assert said.count(few) == told
 
     def test_by_default_it_starts_at_the_early_warning(self) -> None:
         detector = NFLDetector(FedAvg(), detection=Summing())
@@ -408,7 +416,7 @@ def test_killed_and_started_again_the_test_goes_on_bit_by_bit(test: Any, tmp_pat
     again = detector("cut")
     with heard() as said:
         again.start(FakeGrid(reporting(wandering, pushing(*[[1, 1]] * 6)), 6), arrays(**ZERO), num_rounds=9)
-    assert any(text.startswith("goes on after round 5, verdict ") for text in said)
+    assert any(text.startswith("continues after round 5, verdict ") for text in said)
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     assert (again.found, again.state) == (whole.found, whole.state)
     kept = [(tmp_path / name / "checkpoint" / "round-000009.safetensors") for name in ("cut", "whole")]
@@ -473,7 +481,7 @@ def test_reports_lie_outside_a_privacy_guarantee_and_the_log_says_so() -> None:
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"patience": 3}, "patience = 3: belongs to the paper's rule"),
+        ({"patience": 3}, "patience = 3: only the paper's rule uses it"),
         ({"statistic": "spread"}, "give epsilon as well"),
         ({"again": "once"}, "give epsilon as well"),
         ({"epsilon": 1.0, "recover_at": "verdict"}, "recover_at"),

@@ -96,7 +96,7 @@ def test_killed_and_started_again_it_ends_as_if_nothing_had_been(name: str, kind
     lost = 3 if kind == "train" else 4  # the round that was trained is kept, though not evaluated
     assert min(rounds) == lost + 1
     count = lines(tmp_path / "whole")[lost - 1]["count"]
-    assert f"goes on after round {lost}, count {count}, recovery {'on' if count > 2 else 'off'}" in said
+    assert f"continues after round {lost}, count {count}, recovery {'on' if count > 2 else 'off'}" in said
     if kind == "train":
         assert (again.state, again.seen) == (whole.state, whole.seen)
         assert result.arrays["w"].data == straight.arrays["w"].data
@@ -130,7 +130,7 @@ here.detector(Path(sys.argv[1])).start(here.FakeGrid(app, here.NODES), here.arra
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])  # the same lindt as here
     env = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     call = [sys.executable, "-c", code, str(tmp_path / "cut")]
-    done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == -signal.SIGKILL, done.stderr
     detector(tmp_path / "cut").start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=6)
     random.seed(5)
@@ -202,13 +202,13 @@ def test_the_gain_is_in_flowers_own_metrics_and_the_log(tmp_path: Path) -> None:
     metrics = result.evaluate_metrics_clientapp[1]
     assert (metrics["lindt-beta"], metrics["lindt-harmed"]) == (-0.125, 1)
     assert metrics["acc"] == pytest.approx(0.5)
-    assert "! round 1: mean gain beta -0.125; worse off than alone: ward-0 (-0.250)" in said
+    assert "! round 1: mean gain over training alone -0.125; worse off than alone: ward-0 (-0.250)" in said
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     app = pushing(*[[1, 1]] * 3)
     detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(**ZERO), num_rounds=1)
-    with pytest.raises(UserError, match=r"was run with \['FedAvg'\]"):
+    with pytest.raises(UserError, match=r"its run has the strategies \['FedAvg'\]"):
         detector(tmp_path / "a", flower.FedMedian())
     with pytest.raises(UserError, match="of another model"):
         detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(w=[0.0]), num_rounds=2)
@@ -218,11 +218,13 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b" / "run.json").write_text(
         f'{{"format": 1, "run": "{"0" * 32}", "task": null, "clients": [], "metric_in_percent": true}}'
     )
-    with pytest.raises(UserError, match="not a Flower app's"):
+    with pytest.raises(UserError, match="not of a Flower app"):
         detector(tmp_path / "b")
     state = next((tmp_path / "a" / "checkpoint").glob("round-*.safetensors"))
     state.write_text("{}")
-    with pytest.raises(UserError, match=r"round-000001\.safetensors is damaged .* no older one is whole"):
+    with pytest.raises(
+        UserError, match=r"round-000001\.safetensors is damaged .* every older checkpoint is damaged too"
+    ):
         detector(tmp_path / "a", FedAvg()).start(FakeGrid(app), arrays(**ZERO), num_rounds=2)
 
 
@@ -263,7 +265,10 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_is_used(where: str
     path.write_bytes({"cut": content[:-5], "empty": b""}.get(where, content))
     with heard() as said:
         detector(tmp_path / "cut").start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=6)
-    assert any(text.startswith("! ") and "it is put aside, and the run goes on from round 3" in text for text in said)
+    assert any(
+        text.startswith("! ") and "it was renamed to .damaged, and the run continues from round 3" in text
+        for text in said
+    )
     assert path.with_suffix(".damaged").exists()
     assert lines(tmp_path / "cut") == lines(tmp_path / "whole")
     assert w_after(tmp_path / "cut", 6) == w_after(tmp_path / "whole", 6)
@@ -282,13 +287,17 @@ def test_a_checkpoint_of_an_earlier_version_is_read(spoilt: bool, tmp_path: Path
     with heard() as said:
         again = detector(folder, flower.FedAvgM(server_momentum=0.9))
         again.start(FakeGrid(drifting, NODES), arrays(**ZERO), num_rounds=5)
-    assert any(f"goes on after round {2 if spoilt else 3}" in text for text in said)
+    assert any(f"continues after round {2 if spoilt else 3}" in text for text in said)
     found, expected = lines(folder), lines(tmp_path / "whole")
     for line in (*found[:3], *expected[:3]):  # what the earlier version did not have
         line.pop("cosine", None)
         for name in ("median_gain", "clearly_better", "ipr"):
             (line["scores"] or {}).pop(name, None)
-    assert found == expected
+    # It summed distances in float32.
+    rounded = ("delta", "w_div", "clean", "spread", "median")
+    for line, other in zip(found[:3], expected[:3], strict=True):
+        assert line == other | {name: pytest.approx(other[name], rel=1e-6) for name in rounded}
+    assert found[3:] == expected[3:]
     assert w_after(folder, 5) == w_after(tmp_path / "whole", 5)
     left = {path.name for path in (folder / "checkpoint").iterdir() if path.suffix != ".damaged"}
     assert left - {"arrays-000003.safetensors"} == {"round-000004.safetensors", "round-000005.safetensors"}
@@ -303,5 +312,5 @@ def test_a_report_that_is_none_is_told_and_left_out(tmp_path: Path) -> None:
 
     with heard() as said:
         result = NFLDetector(FedAvg(), 0.5, 2).start(FakeGrid(app, NODES), arrays(**ZERO), num_rounds=1)
-    assert sum("reported what cannot be understood" in text for text in said) == 2
+    assert sum("sent a malformed report" in text for text in said) == 2
     assert list(result.evaluate_metrics_clientapp[1]) == ["acc"]

@@ -24,8 +24,8 @@ from small_apps import arrays, heard, pushing
 from lindt.errors import UserError
 from lindt.flower import NFLDetector
 from lindt.flower.measure import ProbeStrategy
-from lindt.flower.replies import weights_of
 from lindt.server.detection.divergence import divergence
+from lindt.weights import flat
 
 K, P = 8, 40
 NAMES = frozenset({"w", "b"})
@@ -108,6 +108,10 @@ def test_no_byte_of_the_strategys_result_is_changed(name: str) -> None:
     assert sizes == [len(m.content["arrays"]["w"].data) for m in bare_grid.sent]
 
 
+def _vector(record: ArrayRecord) -> torch.Tensor:
+    return flat({name: array.numpy() for name, array in record.items() if name in NAMES})
+
+
 @pytest.mark.parametrize("name", [name for name in STRATEGIES if name.startswith("DP")])
 def test_the_noise_of_dp_is_recovered(name: str) -> None:
     detector = NFLDetector(STRATEGIES[name](), epsilon=1e9, patience=0)
@@ -116,9 +120,9 @@ def test_the_noise_of_dp_is_recovered(name: str) -> None:
     silent.noise_multiplier = 0.0
     clean, _ = play(silent, name, rounds=1)
     noisy, _ = play(STRATEGIES[name](), name, rounds=1)
-    w, before_noise = weights_of(noisy.arrays, NAMES), weights_of(clean.arrays, NAMES)
+    w, before_noise = _vector(noisy.arrays), _vector(clean.arrays)
     assert detector.seen is not None
-    sent = [weights_of(r.content["arrays"], NAMES) for r in grid.received if r.content.array_records]
+    sent = [_vector(r.content["arrays"]) for r in grid.received if r.content.array_records]
     truth = float((w - before_noise).norm())
     assert detector.seen.noise_norm == pytest.approx(truth, rel=1e-5)
     assert detector.seen.w_div == pytest.approx(divergence(torch.stack(sent), w), rel=1e-5)
@@ -155,7 +159,7 @@ def test_the_wrong_order_is_refused_with_the_right_one() -> None:
         wrong.start(FakeGrid(pushing(*[[1, 1]] * 3)), arrays(w=[0.0, 0.0]), num_rounds=1)
     with pytest.raises(UserError, match="the detector must stand outside"):
         NFLDetector(wrong)
-    with pytest.raises(UserError, match="two DP wrappers"):
+    with pytest.raises(UserError, match="a DP wrapper inside another"):
         NFLDetector(fixed(fixed(FedAvg(), 0.5, 1.0, 3), 0.5, 1.0, 3))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from lindt.client.adaptations.dual import intertwine
 from lindt.client.training import initial_private
 from lindt.errors import PlanError, UserError
 from lindt.flower import Dual, NFLDetector
+from lindt.flower.messages import Visit
 from lindt.flower.replies import load_arrays
 
 CLIENTS = 4
@@ -206,6 +208,28 @@ def test_v_goes_on_from_round_to_round_through_restarts(grid: FakeGrid, tmp_path
     torch.testing.assert_close(predict(x), intertwine(second, private)(x)[1])
 
 
+def test_a_v_i_of_other_data_is_set_aside_and_the_server_is_told(grid: FakeGrid, tmp_path: Path) -> None:
+    rows, w, context = [40], ArrayRecord(net().state_dict()), copy.copy(context_of(grid))
+
+    def fewer(context: Context, split: str) -> tuple[Tensor, Tensor]:
+        x, y = samples(context, split)
+        return x[: rows[0]], y[: rows[0]]
+
+    def note(round: int, session: str, **order: Any) -> str:
+        app = own_app([mod(tmp_path, data=fewer)])
+        reply = app(ordered(grid, "train", w, round, session=session, since=round - 1, **order), context)
+        return Visit.unpack(reply.content["lindt"]["visit"]).note if "lindt" in reply.content else ""
+
+    home = tmp_path / "exp" / "client-0"
+    assert [note(1, "a"), note(2, "a"), note(3, "b")] == [""] * 3
+    assert not (home / "aside").exists()
+    rows[0] = 30
+    assert note(4, "c") == "number of examples changed; its models are set aside and trained again"
+    assert sorted(path.name for path in (home / "aside").rglob("round-*")) != []
+    context.node_config = context.node_config | {"num-partitions": 9}
+    assert "node_config changed" in note(5, "d", recovering=False)  # said also where nobody recovers any longer
+
+
 def test_the_users_optimizer_is_the_one_that_steps(grid: FakeGrid, tmp_path: Path) -> None:
     made: list[int] = []
 
@@ -345,6 +369,14 @@ def test_what_is_wrong_is_told_at_the_first_meeting(grid: FakeGrid, tmp_path: Pa
         own_app([mod(tmp_path)])(ordered(grid, "train", named, 1, experiment="../../etc"), context)
     with pytest.raises(PlanError, match="private_epochs"):
         mod(tmp_path, private_epochs=-1)
+
+    def absent(context: Context, split: str) -> Tensor:
+        raise FileNotFoundError(f"no {split}.pt")
+
+    with pytest.raises(
+        UserError, match=r"the same reason: .* at the first message \(FileNotFoundError: no train\.pt\)"
+    ):
+        NFLDetector(FedAvg()).start(FakeGrid(own_app([mod(tmp_path, data=absent)]), 3), ArrayRecord(net().state_dict()))
     assert not list(tmp_path.iterdir())
 
 
@@ -365,7 +397,7 @@ def test_without_a_detector_it_does_nothing(grid: FakeGrid, tmp_path: Path) -> N
         del message.content["config"][name]
     own_app([mod(tmp_path)])(message, context_of(grid))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="no order"):
+    with pytest.raises(UserError, match="no instruction of NFLDetector"):
         mod(tmp_path).predictor(message, context_of(grid))
 
 

@@ -28,6 +28,7 @@ from lindt.client.private_models import held_out_samples
 from lindt.engines.inprocess import InProcess
 from lindt.errors import PlanError, UserError
 from lindt.flower import NFLDetector
+from lindt.flower.messages import Visit
 from lindt.flower.protocol import instruction_of
 from lindt.plan.plan import METHODS, Alone, Method, Plan, Training
 from lindt.plan.problem import Problem
@@ -185,7 +186,7 @@ class TestValidationPart:
             found = reported(app(asked(grid, net()), context))
         assert found is not None
         assert found.samples == 5
-        assert any("10 of 15 validation samples stand in the training data too; 5 are left" in text for text in said)
+        assert any("10 of 15 validation samples are in the training data too; 5 are left" in text for text in said)
         with heard() as said:
             same = mod(tmp_path / "all", data=lambda c, split: samples(c, "train"), private_epochs=2)
             reply = own_app([same])(asked(grid, net()), context)
@@ -234,7 +235,7 @@ class TestPrivateModel:
         with heard() as said:
             after = reported(app(asked(grid, w, session=session), context_of(grid)))
         assert after == before
-        assert any("its checksum does not add up); it is set aside as .damaged" in text for text in said)
+        assert any("its checksum is wrong); it is set aside as .damaged" in text for text in said)
         assert path.with_suffix(".damaged").read_bytes() == whole
         assert any("trained alone for 2 epochs" in text for text in said)
 
@@ -247,6 +248,20 @@ class TestPrivateModel:
             app(asked(grid, net()), context_of(grid))
         assert any("trained alone to NaN or infinity" in text for text in said)
         assert not list(tmp_path.rglob("alone.safetensors"))
+
+    def test_an_error_in_a_report_leaves_the_training_alone(self, grid: FakeGrid, tmp_path: Path) -> None:
+        def failing(output: Tensor, y: Tensor) -> Tensor:
+            if len(y) > 2:  # the two samples of the check pass
+                raise KeyError("no such class")
+            return (output.argmax(1) == y).float()
+
+        app = own_app([mod(tmp_path, private_epochs=1, metric=failing, preflight=False)])
+        message, context = asked(grid, net()), context_of(grid)
+        visit = Visit.unpack(app(message, context).content["lindt"]["visit"])
+        assert (visit.problem, visit.ours, visit.recovers) == ("KeyError: 'no such class'", False, False)
+        again = app(asked(grid, net(), 2, recovering=True), context)
+        assert Visit.unpack(again.content["lindt"]["visit"]).recovers  # v_i trains even so
+        assert "gain" not in again.content["lindt"]
 
     def test_its_epochs_are_chosen_on_training_data_by_default(self, grid: FakeGrid, tmp_path: Path) -> None:
         """The rule of the core: the latest of the best on a tenth of the training data, then a refit on all."""

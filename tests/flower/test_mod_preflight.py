@@ -83,3 +83,21 @@ def test_a_client_tells_of_each_mistake_that_it_can_see(grid: Any, tmp_path: Pat
     log = told_of(grid, tmp_path, mistake.problem())
     assert any(mistake.said in text for text in log) is mistake.one_client_sees_it
     assert told_of(grid, tmp_path, no_mistake()) == []
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_client_with_one_sample_says_why_it_does_not_report_and_still_answers(
+    grid: Any, tmp_path: Path, split: str
+) -> None:
+    def one(context: Any, which: str) -> Any:
+        x, y = samples(context, which)
+        return (x[:1], y[:1]) if which == split else (x, y)
+
+    log = said(grid, tmp_path, data=one)
+    assert any("client 0: no report: " in text and f"its {split} data have 1 sample" in text for text in log)
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_the_app_still_trains(grid: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (text,) = said(grid, tmp_path / "file", private_epochs=1)
+    assert text.startswith(f"! client 0: no report: the folder of its models, {tmp_path / 'file'}, cannot be")

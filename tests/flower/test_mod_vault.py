@@ -183,7 +183,7 @@ def test_every_flipped_byte_of_the_private_model_is_noticed(tmp_path: Path) -> N
     whole = (kept.home / "alone.safetensors").read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     for place in range(header, len(whole)):
-        set_aside(kept, whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :], "checksum does not add up")
+        set_aside(kept, whole[:place] + bytes([whole[place] ^ 0x80]) + whole[place + 1 :], "checksum is wrong")
     for place in range(header):
         (kept.home / "alone.safetensors").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         found = kept.read_alone("a", 3)
@@ -197,9 +197,9 @@ def test_every_flipped_byte_of_the_private_model_is_noticed(tmp_path: Path) -> N
     [
         ({"scores": torch.tensor([1.0, float("nan"), 0.0])}, "NaN or infinity"),
         ({"scores": torch.tensor([1.0, float("inf"), 0.0])}, "NaN or infinity"),
-        ({"scores": torch.tensor([1, 0, 1])}, "scores is missing, or of another shape or type"),
+        ({"scores": torch.tensor([1, 0, 1])}, "scores is missing, or has a wrong shape or type"),
         ({}, "scores is missing"),
-        ({"scores": SCORES, "validation": torch.zeros(2, 5)}, "not both there"),
+        ({"scores": SCORES, "validation": torch.zeros(2, 5)}, "only one of validation and rows is present"),
         ({"scores": SCORES, "validation": torch.zeros(2, 5), "rows": torch.arange(4)}, "validation or rows"),
         ({"scores": SCORES, "validation": torch.full((2, 5), torch.nan), "rows": torch.arange(5)}, "NaN or infinity"),
     ],

@@ -6,10 +6,8 @@ import difflib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -126,53 +124,3 @@ def test_both_run_and_ours_detects_and_recovers(tmp_path: Path) -> None:
     assert well["lindt-beta"] > -0.05  # what the clients use is not
     assert well["lindt-local"] > well["eval_acc"] + 0.05
     assert len(list(tmp_path.glob("*/client-*/adapted"))) == 10
-
-
-def pid_at(address: tuple[str, int] | None) -> int:
-    assert address
-    listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
-    found = [line for line in listed.splitlines() if "flower-superlink" in line and f"--port {address[1]}" in line]
-    return int(found[0].split()[0])
-
-
-@pytest.mark.slow
-def test_on_flowers_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`flwr run` as a user calls it, with Ray; the SuperLink is killed on the way, the app started again goes on."""
-    pytest.importorskip("ray")
-    from lindt.engines.flower.superlink import family, kill, simulating
-
-    monkeypatch.setenv("LINDT_PRIVATE", str(tmp_path / "private"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    app = tmp_path / "app"
-    shutil.copytree(OURS, app, ignore=shutil.ignore_patterns("__pycache__"))
-    text = (app / "pyproject.toml").read_text()
-    (app / "pyproject.toml").write_text(text.replace("num-server-rounds = 30", "num-server-rounds = 8"))
-    server = app / "quickstart" / "server_app.py"
-    run = tmp_path / "run"
-    plain, ours = '["fraction-train"]))', f'["fraction-train"]), epsilon=0.4, patience=5, folder={str(run)!r})'
-    assert plain in server.read_text()
-    server.write_text(server.read_text().replace(plain, ours))  # by the paper's rule: 8 rounds decide nothing else
-
-    def lines() -> list[dict[str, Any]]:
-        path = run / "rounds.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    end = time.monotonic() + 600
-    with simulating(tmp_path / "home", tmp_path / "log", 10) as superlink:
-        superlink.submit(app)
-        while len(lines()) < 4 and time.monotonic() < end:
-            time.sleep(0.2)
-        kill(family(pid_at(superlink.address)))  # kill -9: the ServerApp, Ray and its actors go with it
-    before = lines()
-    assert 4 <= len(before) < 8
-    with simulating(tmp_path / "home", tmp_path / "log", 10) as superlink:
-        id = superlink.submit(app)
-        while not (status := superlink.status(id)).startswith("finished") and time.monotonic() < end:
-            time.sleep(1)
-    assert status == "finished:completed"
-    assert lines()[: len(before) - 1] == before[:-1]  # the last one may have been played again
-    assert [line["round"] for line in lines()] == list(range(1, 9))
-    assert [line["flag"] for line in lines()] == [False] * 5 + [True] * 3
-    assert lines()[-1]["scores"]["local"] > lines()[-1]["scores"]["central"]
-    assert json.loads((run / "summary.json").read_text())["detected_at"] == [6]
-    assert len(list((tmp_path / "private").glob("*/client-*/adapted"))) >= 5

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from lindt.errors import UserError
 from lindt.flower import Dual, LindtMod, NFLDetector, wrap
 from lindt.flower.client_app import is_finished, mods_of, pulled
+from lindt.flower.dp_sgd import noticing_dp_sgd
 from lindt.flower.messages import START, Instruction, Visit, pack_records, unpack_records, without_instruction
 from lindt.flower.scoring import Score, compared, score_of
 from lindt.flower.vault import LocalModel, ModelVersions, Vault
@@ -52,13 +54,15 @@ class TestScore:
         for unclear in ({"auc": 0.5}, {"acc": 0.5, "balanced_acc": 0.4}, {"loss": 1.0, "val_loss": 2.0}):
             with pytest.raises(UserError, match="which of them is the score"):
                 score_of(table(**unclear), None, "num-examples")
+        steps = table(accumulated_steps=3.0, loss=2.0)  # no accuracy
+        assert score_of(steps, None, "num-examples") == Score(-2.0, False, 20, 2.0)
         assert score_of(table(auc=0.5, loss=1.0), "auc", "num-examples").value == 0.5
         assert score_of(table(rmse=3.0), "-rmse", "num-examples").value == -3.0
         assert score_of(table(a=3.0, b=4.0), lambda m: m["a"] / m["b"], "num-examples").value == 0.75
 
     @pytest.mark.parametrize(
         ("metrics", "complaint"),
-        [({"acc": math.nan}, "score is nan"), ({"acc": 101.0}, "no share"), ({"acc": -0.1}, "no share")],
+        [({"acc": math.nan}, "score is nan"), ({"acc": 101.0}, "accuracy is 101"), ({"acc": -0.1}, "accuracy is -0.1")],
     )
     def test_what_is_no_score_is_said(self, metrics: dict[str, float], complaint: str) -> None:
         with pytest.raises(UserError, match=complaint):
@@ -91,14 +95,14 @@ def test_a_private_model_is_finished_when_neither_score_nor_loss_gets_better() -
     assert is_finished([float(n) for n in range(100)], [None] * 100)  # 100 calls at most
 
 
-def test_v_is_pulled_half_way_and_what_has_no_mean_is_w() -> None:
+def test_v_is_pulled_a_quarter_of_the_way_and_what_has_no_mean_is_w() -> None:
     def record(weight: list[float], count: int, mask: float) -> ArrayRecord:
         return ArrayRecord(
             {"w": Array(np.float32(weight)), "n": Array(np.int64([count])), "m": Array(np.float32([mask]))}
         )
 
     found = pulled(record([1.0, 3.0], 5, -np.inf), record([3.0, 1.0], 9, -np.inf))
-    assert found["w"].numpy().tolist() == [2.0, 2.0]
+    assert found["w"].numpy().tolist() == [1.5, 2.5]
     assert found["n"].numpy().tolist() == [9]
     assert found["m"].numpy().tolist() == [-np.inf]
 
@@ -198,7 +202,7 @@ class TestErrors:
         grid = FakeGrid(wrap(broken("never"), folder=tmp_path / "file"), 2)
         grid.app = wrap(with_accuracy(), folder=tmp_path / "file")
         NFLDetector(FedAvg()).start(grid, zeros(), 1)
-        assert all("NotADirectoryError" in visit.problem for visit in visits(grid))
+        assert all("cannot be used (Not a directory)" in visit.problem for visit in visits(grid))
         assert not any(message.has_error() for message in grid.received)
 
     def test_the_same_mistake_on_every_client_ends_the_first_round(self, tmp_path: Path) -> None:
@@ -326,7 +330,7 @@ class TestOneClientByHand:
         assert gain_of(second).adapted.mean == pytest.approx(0.1)  # type: ignore[union-attr]
         v = vault.adapted.newest(up_to=2)
         assert v is not None
-        assert v.arrays["w"].numpy()[0] == pytest.approx(0.15)  # half of 0.1, and 0.1 more
+        assert v.arrays["w"].numpy()[0] == pytest.approx(0.175)  # three quarters of 0.1, and 0.1 more
         assert Visit.unpack(second.content["lindt"]["visit"]).calls == 3
         reply = app(sent(grid, 2, "evaluate", recovering=True), context)
         tally = json.loads(str(reply.content["lindt"]["tally"]))
@@ -337,6 +341,27 @@ class TestOneClientByHand:
         choice, arrays = app.chosen(sent(grid, 3, "evaluate", recovering=True), context)  # type: ignore[attr-defined]
         assert (choice, arrays["w"].numpy()[0]) == ("P_i", pytest.approx(0.4))
         assert app.chosen(sent(grid, 3, "evaluate"), context)[0] == "w"  # type: ignore[attr-defined]
+
+    def test_scores_in_training_have_the_config_of_the_last_evaluation(self, tmp_path: Path) -> None:
+        app, seen = climbing(), list[dict[str, Any]]()
+        inner = app._registered_funcs["evaluate.default"]
+
+        def evaluate(message: Message, context: Context) -> Message:
+            seen.append(dict(message.content["config"]))
+            return inner(message, context)
+
+        app._registered_funcs["evaluate.default"] = evaluate
+        app = wrap(app, folder=tmp_path)
+        (context,) = FakeGrid(app, 1).contexts.values()
+        grid = FakeGrid(app, 1)
+        app(sent(grid, 1), context)
+        assert seen == [{"lr": 0.5}] * 3  # no evaluation has come: w, and P_i after each of two calls
+        seen.clear()
+        message = sent(grid, 1, "evaluate")
+        message.content["config"]["samples"] = 7
+        app(message, context)
+        app(sent(grid, 2), context)
+        assert seen == [{"lr": 0.5, "samples": 7}] * 5  # w's own, P_i; then w and P_i twice
 
     def test_before_its_first_visit_in_recovery_a_client_has_its_private_model(self, tmp_path: Path) -> None:
         app = wrap(climbing(), folder=tmp_path)
@@ -403,8 +428,8 @@ class TestTheServer:
                 seen.append({m.metadata.dst_node_id for m in messages if START in m.content["config"]})
                 w = detector.aggregate_train(r, grid.send_and_receive(messages))[0] or w
         assert seen == [set(), set(), set(nodes[2:]), set()]
-        assert any("round 3: sent w^0 to 2 clients that have none, " in text for text in said)
-        assert "round 1: of 2 clients 2 answered wrapped, 2 report, 0 recover; extra calls of their train " in "".join(
+        assert any("round 3: sent w^0 to 2 clients that did not have it, " in text for text in said)
+        assert "round 1: of 2 clients 2 are wrapped, 2 report, 0 recover; extra calls of their train " in "".join(
             text for text in said if "round 1" in text
         )
         for i in range(4):
@@ -439,7 +464,7 @@ class TestTheServer:
         assert [m["lindt-recovering"] for m in result.train_metrics_clientapp.values()] == [0] * 10
         assert not any(visit.recovers for visit in visits(grid))
         assert sum("NFL suspected" in text for text in said) == 1
-        assert any("NFL suspected; detection only, nobody recovers" in text for text in said)
+        assert any("NFL suspected; detection only, no client recovers" in text for text in said)
 
     def test_recovery_that_nobody_carries_out_is_said(self) -> None:
         case = CASES["quickstart"]
@@ -449,7 +474,7 @@ class TestTheServer:
 
     def test_replies_that_may_be_updates_are_refused_until_it_is_said(self, tmp_path: Path) -> None:
         case = CASES["quickstart"]
-        with pytest.raises(UserError, match=r'may be updates\. Say NFLDetector\(\.\.\., replies="updates"\)'):
+        with pytest.raises(UserError, match=r'may be updates\. Give NFLDetector\(\.\.\., replies="updates"\)'):
             play(case, NFLDetector(AddUpdates()), wrap(updates(), folder=tmp_path), "hurts", 2)
 
     def test_updates_and_weights_are_measured_alike(self, tmp_path: Path) -> None:
@@ -556,7 +581,7 @@ class TestWhatBrokeApps:
         assert v.arrays["w"].numpy().tolist() == [3.0] * 9
         visit = Visit.unpack(reply.content["lindt"]["visit"])
         assert (visit.silent, visit.recovers, "gain" in reply.content["lindt"]) == (True, True, False)
-        assert any("it adds noise to what it sends, so it reports nothing" in text for text in said)
+        assert any("no report: it adds noise to its updates, and a report would have none" in text for text in said)
         told = app(sent(grid, 2, noise=0.2), context)
         assert "gain" not in told.content["lindt"]  # P_i needs w^0 first
         message = sent(grid, 3, noise=0.2)
@@ -570,13 +595,114 @@ class TestWhatBrokeApps:
         app = wrap(function_mods(), folder=tmp_path)
         result, _ = play(case, detector, app, "hurts", 2)
         assert [m["lindt-reports"] for m in result.train_metrics_clientapp.values()] == [CLIENTS] * 2
+        with heard() as said:
+            play(case, NFLDetector(FedAvg()), wrap(function_mods(), folder=tmp_path / "silent"), "hurts", 1)
+        assert any(
+            f"{CLIENTS} do not report, because their updates have noise and reports would have none" in text
+            for text in said
+        )
+
+
+class DPOptimizer:
+    """opacus' DPOptimizer in short: it marks the parameters, and its step ends with that of the torch optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        for p in self.params:
+            p.summed_grad = None  # type: ignore[attr-defined]
+
+    @property
+    def params(self) -> list[torch.Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def step(self) -> None:
+        for p in self.params:
+            p.grad = p.grad + torch.randn_like(p)  # type: ignore[operator]
+        self.optimizer.step()
+
+
+def one_step(private: bool) -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    optimizer: Any = torch.optim.SGD([w], lr=0.1)
+    optimizer = DPOptimizer(optimizer) if private else optimizer
+    w.sum().backward()
+    optimizer.step()
+
+
+class TestDpSgd:
+    """An app whose train function uses opacus reports nothing unless the server asks for noise."""
+
+    @pytest.fixture
+    def _opacus(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "opacus", ModuleType("opacus"))
+
+    @pytest.mark.usefixtures("_opacus")
+    def test_a_step_of_its_optimizer_is_noticed_and_no_other_step(self) -> None:
+        for private in (True, False, True):
+            with noticing_dp_sgd() as noticed:
+                one_step(private)
+            assert noticed.dp_sgd == private
+        with noticing_dp_sgd() as noticed:
+            pass
+        one_step(private=True)  # after the block
+        assert not noticed.dp_sgd
+
+    def test_an_import_in_the_block_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delitem(sys.modules, "opacus", raising=False)
+        with noticing_dp_sgd() as noticed:
+            one_step(private=True)
+        assert not noticed.dp_sgd  # it cannot be opacus
+        with noticing_dp_sgd() as noticed:
+            monkeypatch.setitem(sys.modules, "opacus", ModuleType("opacus"))
+        assert noticed.dp_sgd
+
+    @pytest.mark.usefixtures("_opacus")
+    def test_an_error_in_the_train_function_leaves_no_hook(self) -> None:
+        from torch.optim import optimizer
+
+        before = dict(optimizer._global_optimizer_pre_hooks)
+        with pytest.raises(ValueError, match="of the app"), noticing_dp_sgd():
+            raise ValueError("of the app")
+        assert dict(optimizer._global_optimizer_pre_hooks) == before
+
+    @pytest.mark.usefixtures("_opacus")
+    def test_the_client_reports_nothing_without_noise(self, tmp_path: Path) -> None:
+        app = climbing()
+        inner, private = app._registered_funcs["train.default"], [True]
+
+        def train(message: Message, context: Context) -> Message:
+            one_step(private[0])
+            return inner(message, context)
+
+        app._registered_funcs["train.default"] = train
+        app = wrap(app, folder=tmp_path)
+        (context,) = FakeGrid(app, 1).contexts.values()
+        grid = FakeGrid(app, 1)
+        with heard() as said:
+            reply = app(sent(grid, 1, recovering=True), context)
+        visit = Visit.unpack(reply.content["lindt"]["visit"])
+        assert (visit.silent, visit.recovers, "gain" in reply.content["lindt"]) == (True, True, False)
+        assert [text for text in said if "DP-SGD" in text] == [
+            "! client 0: no report: its train function adds noise (DP-SGD by opacus), and a report would have none; "
+            "to get reports with noise, give the server NFLDetector(..., detection=Gain(noise=0.1))"
+        ]
+        scored = app(sent(grid, 1, "evaluate", recovering=True), context)
+        assert scored.content["lindt"].keys() == {"visit"}
+        assert app.chosen(sent(grid, 2, recovering=True), context)[0] == "v_i"  # type: ignore[attr-defined]
+        private[0] = False  # the noise of earlier rounds is still in w
+        assert "gain" not in app(sent(grid, 2, recovering=True), context).content["lindt"]
+        message = sent(grid, 3, recovering=True, noise=0.2)
+        message.content["config"][START] = pack_records(RecordDict({"arrays": zeros()}))
+        assert gain_of(app(message, context)).private.square == 1.0  # with noise
+        scored = app(sent(grid, 3, "evaluate", recovering=True, noise=0.2), context)
+        assert scored.content["lindt"].keys() == {"visit"}  # its scores would have no noise
 
 
 class TestDoors:
     def test_what_cannot_be_wrapped_is_said(self) -> None:
         with pytest.raises(UserError, match="it is of type str"):
             wrap("app")  # type: ignore[arg-type]
-        with pytest.raises(UserError, match="wrapped already"):
+        with pytest.raises(UserError, match="already wrapped"):
             wrap(wrap(ClientApp()))
         with pytest.raises(UserError, match="legacy API"):
             wrap(ClientApp(client_fn=lambda context: None))  # type: ignore[arg-type, return-value]
@@ -618,6 +744,21 @@ class TestDual:
         app = wrap(case.app(), dual=dual(optimizer=seeing, folder=tmp_path))
         play(case, NFLDetector(FedAvg(), 1e-9, 1), app, "hurts", 4)
         assert rates == [0.1] * 2 * CLIENTS * 2  # w and v_i, in two rounds of recovery
+
+    def test_client_side_noise_keeps_it_from_reporting_without_noise(self, tmp_path: Path) -> None:
+        """With an error message for the missing noise in both logs; no score of v_i or P_i is sent either way."""
+        case, quick = CASES["quickstart"], {"private_epochs": 1, "preflight": False}
+        with heard() as said:
+            app = wrap(function_mods(), dual=dual(folder=tmp_path / "silent", **quick))
+            result, _ = play(case, detector := NFLDetector(FedAvg()), app, "hurts", 1)
+        assert result.train_metrics_clientapp[1]["lindt-reports"] == 0
+        assert any("client 0: no report: it adds noise to its updates, and a report would have none" in s for s in said)
+        assert any(f"{CLIENTS} do not report, because their updates have noise" in text for text in said)
+        assert detector.scores is None
+        app = wrap(function_mods(), dual=dual(folder=tmp_path / "told", **quick))
+        result, _ = play(case, detector := NFLDetector(FedAvg(), detection=Gain(noise=0.1)), app, "hurts", 1)
+        assert result.train_metrics_clientapp[1]["lindt-reports"] == CLIENTS
+        assert detector.scores is None
 
     def test_a_loss_that_trains_nothing_is_refused_at_the_first_message(self, tmp_path: Path) -> None:
         case = CASES["tabular"]

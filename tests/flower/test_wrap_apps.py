@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,6 @@ def two_lines(case: Case, folder: Path, federation: str, rounds: int = ROUNDS) -
     return detector, result, grid
 
 
-@cache
-def hurt(name: str, folder: Path) -> tuple[Any, Result, FakeGrid]:
-    return two_lines(CASES[name], folder, "hurts")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("private")
-
-
 def bytes_of(message: Message) -> dict[str, Any]:
     """All that a reply says, apart from our one record."""
     assert not message.has_error()
@@ -72,50 +61,53 @@ def visits(grid: FakeGrid, kind: str = "train") -> list[Visit]:
     return [Visit.unpack(m.content["lindt"]["visit"]) for m in replies]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_apps_records_and_w_stay_the_same_to_the_last_byte(name: str, folder: Path) -> None:
-    """In recovery too: the app's own call comes first, on w."""
-    case = CASES[name]
-    plain, alone = play(case, case.strategy(), case.app(), "hurts", ROUNDS)
-    _, result, wrapped = hurt(name, folder)
-    assert len(alone.received) == len(wrapped.received) == 2 * CLIENTS * ROUNDS
+def check_bytes(case: Case, run: tuple[Any, Result, FakeGrid], rounds: int = ROUNDS) -> None:
+    """The records of the app and its w are those of the app without our two lines."""
+    plain, alone = play(case, case.strategy(), case.app(), "hurts", rounds)
+    _, result, wrapped = run
+    assert len(alone.received) == len(wrapped.received) == 2 * CLIENTS * rounds
     for theirs, ours in zip(alone.received, wrapped.received, strict=True):
         assert bytes_of(theirs) == bytes_of(ours)
         assert ours.content.keys() == theirs.content.keys() | {"lindt"}
     assert {k: a.data for k, a in plain.arrays.items()} == {k: a.data for k, a in result.arrays.items()}
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_verdict_is_right_where_federation_hurts(name: str, folder: Path) -> None:
-    case, (detector, result, grid) = CASES[name], hurt(name, folder)
+def check_hurts(case: Case, run: tuple[Any, Result, FakeGrid], rounds: int = ROUNDS) -> None:
+    """The verdict, the reports, the app's own metrics, and what recovery gains."""
+    detector, result, grid = run
     assert detector.verdict.state in case.hurts
-    assert [visit.problem for visit in visits(grid)] == [""] * CLIENTS * ROUNDS
+    assert [visit.problem for visit in visits(grid)] == [""] * CLIENTS * rounds
     reports = [m["lindt-reports"] for m in result.train_metrics_clientapp.values()]
-    assert reports == [CLIENTS if case.reports else 0] * ROUNDS
+    assert reports == [CLIENTS if case.reports else 0] * rounds
     flags = [m["lindt-recovering"] for m in result.train_metrics_clientapp.values()]
     if "hurts" not in case.hurts:
-        assert flags == [0] * ROUNDS
+        assert flags == [0] * rounds
         return
     begun = flags.index(1) + 1
-    assert begun <= ROUNDS - 2
+    assert begun <= rounds - 2
     for metric in case.metrics:  # alive in recovery
-        assert result.train_metrics_clientapp[ROUNDS][metric] is not None
+        assert result.train_metrics_clientapp[rounds][metric] is not None
     scores = detector.scores
     assert scores.local > scores.central
     assert scores.beta > -0.1  # no longer far below training alone
     assert (scores.clearly_harmed, scores.clearly_better) == (None, None)  # no sample is known
     assert scores.notes["chosen on the same data"] == 1.0
-    assert result.train_metrics_clientapp[ROUNDS]["lindt-recovery-gain"] > 0.1  # v_i alone, against w
+    assert result.train_metrics_clientapp[rounds]["lindt-recovery-gain"] > 0.1  # v_i alone, against w
     recovering = visits(grid)[begun * CLIENTS :]
     assert all(visit.recovers and visit.calls >= 1 for visit in recovering)
 
 
-QUICK = ("quickstart", "numpy, loss only", "tabular")
+@pytest.mark.parametrize("name", CASES)
+def test_where_federation_hurts_the_verdict_is_right_and_the_apps_records_stay_the_same(
+    name: str, tmp_path: Path
+) -> None:
+    """To the last byte, in recovery too: the app's own call comes first, on w."""
+    run = two_lines(CASES[name], tmp_path, "hurts")
+    check_hurts(CASES[name], run)
+    check_bytes(CASES[name], run)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_the_verdict_is_right_where_federation_helps(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     # The residual app is decided in round 19 with two threads and in round 20 with one: 20 would hang on last bits.

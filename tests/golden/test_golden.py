@@ -20,13 +20,14 @@ from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.dual import Dual
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
 from lindt.engines.inprocess import InProcess
-from lindt.plan.plan import METHODS, Alone, Method
+from lindt.plan.plan import EARLIER_NAMES, METHODS, Alone, Method
 from lindt.plan.problem import problem_for
 from lindt.server.federation import federate
 
 GOLDEN = Path(__file__).with_name("golden.json")
+KEPT_NAMES = {name: earlier for earlier, name in EARLIER_NAMES.items()}
 VARIANTS: dict[str, Method] = {
-    **{name: method for name, method in METHODS.items() if name not in ("fb", "runtime", "watch")},
+    **{KEPT_NAMES.get(name, name): method for name, method in METHODS.items() if name not in ("fb", "watch")},
     "fb": Method(adaptation=FineTuneHead(rate=0.05, epochs=5)),
     "runtime": tiny_runtime().method,
     "apfl-weights": Method(adaptation=Apfl(alpha=0.3, mix="weights")),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.dual import Dual
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
-from lindt.client.training import Proximal
+from lindt.client.training import Proximal, Sgd
 from lindt.data.partition import Classes, Groups, Partition
 from lindt.environment import Environment
 from lindt.environment.participation import Participation, Sampled
@@ -25,7 +25,7 @@ from lindt.environment.threats import Backdoor, NextCharacter, Threat, Until
 from lindt.errors import PlanError, UserError
 from lindt.plan.file import from_dict, from_toml, override, resolve, to_dict
 from lindt.plan.models import Linear, Lstm, Model
-from lindt.plan.plan import METHODS, Alone, Data, Method, Plan, Scoring, Training
+from lindt.plan.plan import METHODS, Alone, Data, EarlyStop, Method, Plan, Scoring, Training
 from lindt.protocols import Adaptation, Aggregator, Detection, Penalty, Recovery, Stop
 from lindt.registry import kind_of, kinds
 from lindt.server.aggregation import Median, TrimmedMean
@@ -69,7 +69,7 @@ FULL = Plan(
     threads=2,
     data=Data(clients=11, test_share=0.25, allocation=Groups((2, 1), (3, 1), spread=0.5, floor=3)),
     model=Lstm(hidden=8, dropout=0.0),
-    training=Training(rate=1.47, decay=1.0, epochs=2, batch=50, max_norm=1.5),
+    training=Training(1.47, decay=1.0, epochs=2, batch=50, max_norm=1.5, optimizer=Sgd(0.9, True, 0.1), accumulate=3),
     environment=Environment(
         Sampled(0.5, 3, 1),
         Until(9, Backdoor(0.25, ((1, 2), (3, 4), (5, 6)), 4, 2)),
@@ -84,6 +84,7 @@ FULL = Plan(
     ),
     alone=Alone(epochs=3, patience=2, held_out=0.5, refit=False),
     scoring=Scoring(2, 3, "macro_f1", "given", (1.0, 0.0, 2.5), "counted"),
+    early_stop=EarlyStop(4),
 )
 
 
@@ -111,13 +112,40 @@ def test_a_component_is_found_by_its_kind(protocol: type) -> None:
 
 def test_a_plan_of_other_values_everywhere_survives_toml() -> None:
     assert there_and_back(FULL) == FULL
-    default = to_dict(Plan())
+    default = to_dict(Plan(), whole=True)
     for field in dataclasses.fields(Plan):
         assert to_dict(FULL)[field.name] != default[field.name]
 
 
 def test_an_empty_file_is_the_default_plan() -> None:
     assert from_dict(from_toml("")) == Plan()
+
+
+@pytest.mark.parametrize(("rounds", "patience"), [(80, 25), (8, 2), (800, 250), (10_000, 250)])
+def test_a_plan_without_a_method_watches_with_a_patience_that_its_rounds_can_reach(rounds: int, patience: int) -> None:
+    for plan in (from_dict({"rounds": rounds}), Plan(rounds=rounds)):
+        assert plan.method.recovery == OnDetection(epsilon=0.1, patience=patience)
+        assert dataclasses.replace(plan.method, recovery=METHODS["watch"].recovery) == METHODS["watch"]
+        assert there_and_back(plan) == plan
+        assert dataclasses.replace(plan, seed=1).method == plan.method
+    changed = resolve(None, ["rounds=8"])
+    assert changed.method == resolve().method  # the preset's own
+
+
+def test_set_reaches_into_the_method_of_a_plan_that_names_none(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text("rounds = 8")
+    method = resolve(str(tmp_path / "plan.toml"), ["method.aggregator=median"]).method
+    assert (method.aggregator, method.recovery) == (Median(), OnDetection(epsilon=0.1, patience=2))
+
+
+@pytest.mark.parametrize(("earlier", "name"), [("lindt", "lindt-always"), ("runtime", "lindt-on-detection")])
+def test_a_method_is_found_under_its_earlier_name(earlier: str, name: str) -> None:
+    assert METHODS[earlier] == METHODS[name] == from_dict({"method": earlier}).method
+    assert earlier in METHODS
+    assert earlier not in list(METHODS)
+    assert from_dict({"method": earlier}) == from_dict({"method": name})
+    with pytest.raises(PlanError, match=name):
+        from_dict({"method": "nothing"})
 
 
 def test_kinds_are_class_names_in_snake_case() -> None:
@@ -144,7 +172,11 @@ WRONG: list[tuple[str, str, list[str]]] = [
     # an unknown field, with a guess or with what there is
     ("[training]\nepoch = 2", "training.epoch", ["2", "no such field", "did you mean 'epochs'?"]),
     ("sede = 1", "sede", ["1", "did you mean 'seed'?"]),
-    ("[training]\nxyzzy = 1", "training.xyzzy", ["no such field", "batch, decay, epochs, max_norm, rate"]),
+    (
+        "[training]\nxyzzy = 1",
+        "training.xyzzy",
+        ["no such field", "accumulate, batch, decay, epochs, max_norm, optimizer, rate"],
+    ),
     (
         "[method.recovery]\nkind = 'on_evidence'\nepsilon = 0.1",
         "method.recovery.epsilon",
@@ -187,7 +219,7 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("[method.aggregator]\nkind = 3", "method.aggregator.kind", ["3", "choose among", "'mean'"]),
     ("[method]\naggregator = 'sum'", "method.aggregator.kind", ["'sum'", "choose among", "'weighted_mean'"]),
     ("[method]\naggregator = 3", "method.aggregator", ["3", "give a table with `kind`, one of", "'mean'"]),
-    ("method = 'lint'", "method", ["'lint'", "choose among", "did you mean 'lindt'?"]),
+    ("method = 'lindt-alway'", "method", ["'lindt-alway'", "choose among", "did you mean 'lindt-always'?"]),
     (
         "[environment.threat]\nkind = 'until'\nthreat = 'backdoor'",
         "environment.threat.last_round",
@@ -206,14 +238,18 @@ WRONG: list[tuple[str, str, list[str]]] = [
         ["0", "at least 1"],
     ),
     ("[method.recovery]\nkind = 'on_detection'\ncounting = 'x'", "method.recovery.counting", ["'x'", "'consecutive'"]),
-    ("[environment.privacy]\nkind = 'gaussian'\nsigma = -1", "environment.privacy.sigma", ["-1.0", "0 or more"]),
-    ("[environment.participation]\nkind = 'sampled'\nrate = 2", "environment.participation.rate", ["2.0", "(0, 1]"]),
+    ("[environment.privacy]\nkind = 'gaussian'\nsigma = -1", "environment.privacy.sigma", ["-1.0", "from 0 to 1e6"]),
+    (
+        "[environment.participation]\nkind = 'sampled'\nrate = 2",
+        "environment.participation.rate",
+        ["2.0", "above 0 and up to 1"],
+    ),
     ("[data]\nclients = 1", "data.clients", ["1", "at least 2"]),
     ("[data]\nsource = 'mnits'", "data.source", ["'mnits'", "choose among", "'digits'"]),
     ("[scoring]\nmetric = 'auc'", "scoring.metric", ["'auc'", "'accuracy'", "'macro_f1'"]),
     ("[scoring]\nweights = [1.0]", "scoring.weights", ["(1.0,)", "weighting = 'given'"]),
-    ("[scoring]\nweighting = 'given'\nweights = [0, 0]", "scoring.weights", ["cannot all be 0"]),
-    ("[training]\ndecay = 1.5", "training.decay", ["1.5", "(0, 1]"]),
+    ("[scoring]\nweighting = 'given'\nweights = [0, 0]", "scoring.weights", ["give at least one weight above 0"]),
+    ("[training]\ndecay = 1.5", "training.decay", ["1.5", "above 0 and up to 1"]),
 ]
 
 

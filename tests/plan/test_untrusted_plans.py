@@ -83,7 +83,7 @@ def test_tables_without_end_are_a_sentence_too() -> None:
         deep = {"a": deep}
     with pytest.raises(PlanError, match=r"^rounds = \{'a': "):
         from_dict({"rounds": deep})
-    with pytest.raises(UserError, match="5001 tables deep"):
+    with pytest.raises(UserError, match="it has 5001 parts"):
         override({}, "a." * 5000 + "a=1")
 
 

@@ -126,5 +126,5 @@ def test_a_table_of_many_clients_is_cut(tmp_path: Path, monkeypatch: pytest.Monk
     execution.describe_data(session, resolve("digits-nfl"), tmp_path / "labels.png")
     text = said.getvalue()
     assert "20 clients" in text
-    assert "and 17 clients more; --json lists all" in text
+    assert "and 17 more clients; --json lists all" in text
     assert sum("attacker" in line or ":" in line for line in text.splitlines()) < 10

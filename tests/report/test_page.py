@@ -12,6 +12,7 @@ from typing import Any, final
 import pytest
 from folders import about, line, mended, plan, scores, write_run
 
+import lindt
 from lindt.errors import UserError
 from lindt.report.page import HOLE, empty_page, ids_of, page_with, script_hashes, write_report
 from lindt.report.payload import (
@@ -37,7 +38,9 @@ def test_a_report_holds_the_runs_and_the_verdict(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs" / "one", mended())
     write_report([folder], tmp_path / "report.html")
     (run,) = embedded((tmp_path / "report.html").read_text())
-    assert run["verdict"]["sentence"].startswith("Suspected by Delta since round 3; in that round the mean gain was")
+    assert run["verdict"]["sentence"].startswith(
+        "Suspected by Delta since round 3; in that round the clients were 15.0"
+    )
     assert (run["id"], run["state"], run["method"], run["planned"]) == ("one", "ended", "LINDT on detection", 10)
     assert run["rule"] == {"epsilon": 0.1, "patience": 2, "statistic": "delta", "counting": "cumulative"}
     third = run["rounds"][2]
@@ -112,6 +115,26 @@ def test_500_rounds_and_100_clients_fit_in_2_mb(tmp_path: Path) -> None:
     assert 1_000_000 < (tmp_path / "report.html").stat().st_size < 2_000_000
 
 
+def test_no_colour_of_text_is_too_pale() -> None:
+    """WCAG's contrast of 4.5 to 1, in light and dark, against the page, a card and a shaded cell."""
+    style = (Path(lindt.__file__).parent / "report" / "page" / "src" / "page.css").read_text()
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    themes = [
+        dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", block)) for block in re.split(r"\s color-scheme: ", style)[:3]
+    ]
+    assert themes[1] == themes[2]
+    for theme in themes[:2]:
+        for text in ("ink", "ink-soft", "local", "central", "harm", "good", "recover", "rule"):
+            for ground in ("bg", "card", "cell"):
+                low, high = sorted((luminance(theme[text]), luminance(theme[ground])))
+                assert (high + 0.05) / (low + 0.05) >= 4.5, (text, ground)
+
+
 def test_progress_is_what_is_new(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", mended()))
     assert [one["round"] for one in progress(run, "x", NONE, 8)["rounds"]] == [9, 10]
@@ -119,7 +142,8 @@ def test_progress_is_what_is_new(tmp_path: Path) -> None:
 
 
 def test_numbers_are_as_long_as_an_eye_can_tell() -> None:
-    assert [brief_number(value) for value in (0.123456, -2.0, 1e-9, None, 123456.0)] == [0.1235, -2, 1e-9, None, 123500]
+    found = [brief_number(value, 4) for value in (0.123456, -2.0, 1e-9, None, 123456.0)]
+    assert found == [0.1235, -2, 1e-9, None, 123500]
 
 
 def test_runs_are_called_by_as_few_names_as_tell_them_apart() -> None:
@@ -128,7 +152,7 @@ def test_runs_are_called_by_as_few_names_as_tell_them_apart() -> None:
 
 
 def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run in there"):
+    with pytest.raises(UserError, match="holds no run"):
         write_report([tmp_path], tmp_path / "r.html")
     folder = write_run(tmp_path / "run", mended())
     with pytest.raises(UserError, match="there is no folder"):

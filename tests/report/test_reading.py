@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from folders import about, line, mended, scores, write_run
+from folders import about, line, mended, plan, scores, write_run
 
 from lindt.errors import UserError
 from lindt.report import reading as lines_module
@@ -153,7 +153,7 @@ def test_damaged_files_get_a_sentence(tmp_path: Path) -> None:
     (folder / "run.json").write_text(json.dumps(about() | {"clients": 3}))
     with pytest.raises(UserError, match=r"run\.json is damaged"):
         read_run(folder)
-    with pytest.raises(UserError, match="is no run"):
+    with pytest.raises(UserError, match="is not a run"):
         read_run(tmp_path)
 
 
@@ -164,5 +164,37 @@ def test_runs_are_found_below_a_folder(tmp_path: Path) -> None:
     found = [str(folder.relative_to(tmp_path / "runs")) for folder in find_runs(tmp_path / "runs")]
     assert found == ["b", "compared/fedavg", "compared/lindt"]
     assert find_runs(tmp_path / "runs" / "b") == [tmp_path / "runs" / "b"]
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         find_runs(tmp_path / "nowhere")
+
+
+def _with_constants(*shares: float) -> dict[str, object]:
+    found = about(clients=3)
+    for one, share in zip(found["clients"], shares, strict=True):
+        one["constant"] = share
+    return found
+
+
+def test_private_models_that_learned_nothing_are_told(tmp_path: Path) -> None:
+    """Each of three clients is right on 0.8 of 50 samples alone: two standard errors are 0.09 to 0.1."""
+    told = read_run(write_run(tmp_path / "equal", mended(), the_about=_with_constants(0.75, 0.8, 0.88))).said
+    assert told == (
+        "private models are right on 80.0% of the test samples, and always naming a client's most frequent label would "
+        "be right on 81.0%: they are not clearly better, and a gain over them says little; change training.rate, or "
+        "train them longer (alone.epochs)",
+    )
+    assert read_run(write_run(tmp_path / "better", mended(), the_about=_with_constants(0.5, 0.7, 0.8))).said == ()
+    close = read_run(write_run(tmp_path / "close", mended(), the_about=_with_constants(0.6, 0.7, 0.84))).said
+    assert "right on 71.3%: they are not clearly better" in close[0]  # 8.7 points, and two standard errors are 9.9
+    # A client with one label says nothing: its private model cannot be better.
+    assert read_run(write_run(tmp_path / "skewed", mended(), the_about=_with_constants(1.0, 0.95, 0.5))).said == ()
+    assert read_run(write_run(tmp_path / "all", mended(), the_about=_with_constants(1.0, 1.0, 1.0))).said == ()
+    own = plan(scoring={"metric": "macro_f1"})
+    assert (
+        read_run(write_run(tmp_path / "f1", mended(), the_plan=own, the_about=_with_constants(0.9, 0.8, 0.9))).said
+        == ()
+    )
+    for wrong in ("0.8", None, [], float("1e308"), True):
+        odd = about(clients=3)
+        odd["clients"][0]["constant"] = wrong
+        assert read_run(write_run(tmp_path / "odd", mended(), the_about=odd)).said == ()

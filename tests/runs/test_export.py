@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from torch.nn.functional import cross_entropy
 from worlds import tiny
@@ -63,7 +64,7 @@ def test_a_client_with_one_test_sample_is_exported(tmp_path: Path, task: str) ->
 def test_a_model_without_finite_outputs_is_named_as_such(tmp_path: Path, task: str) -> None:
     sys.modules["mine"].problem = lambda: problem(float("inf"))  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="no valid update"):
-        list(played(tmp_path / "run", task))
+        list(run_plan(plan(), tmp_path / "run", task=task, engine="inprocess", preflight=False))
     with pytest.raises(UserError, match="client 0: the model gives NaN or infinity for its test samples"):
         export.export_client(tmp_path / "run", 0, tmp_path / "out", task)
     assert not (tmp_path / "out").exists()
@@ -72,7 +73,7 @@ def test_a_model_without_finite_outputs_is_named_as_such(tmp_path: Path, task: s
 def test_other_data_than_the_runs_are_refused(tmp_path: Path, task: str) -> None:
     list(played(tmp_path / "run", task))
     sys.modules["mine"].problem = lambda: problem(2.0)  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="gives other data than"):
+    with pytest.raises(UserError, match="returns other data than"):
         export.export_client(tmp_path / "run", 0, tmp_path / "out", task)
 
 
@@ -167,3 +168,34 @@ def test_a_full_disk_leaves_nothing_and_the_next_export_succeeds(
     assert list((tmp_path / "made").iterdir()) == []
     export.export_client(tmp_path / "run", 0, tmp_path / "made" / "out", task)
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["out"]
+
+
+def test_the_command_knows_the_task_of_a_run_that_was_begun_here(
+    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lindt.cli.execution import CommandContext, play
+    from lindt.cli.methods import export as command
+
+    monkeypatch.setenv("LINDT_CACHE", str(tmp_path / "cache"))
+    play(CommandContext(Console(), task=task, engine="inprocess"), [("mine", plan(), tmp_path / "run")])
+    command(tmp_path / "run", 2, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "export.json").read_text())["client"] == 2
+    # The name of a task is code: one that this user did not type is not imported.
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    for forged in ({"task": "os:abort"}, {"run": "0" * 32, "task": "os:abort"}):
+        (tmp_path / "run" / "run.json").write_text(json.dumps(about | forged))
+        with pytest.raises(UserError, match=r"names the task os:abort, .*give --task os:abort"):
+            command(tmp_path / "run", 2, tmp_path / "again")
+
+
+def test_a_run_from_elsewhere_is_exported_with_its_task_named(
+    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lindt.cli.methods import export as command
+
+    monkeypatch.setenv("LINDT_CACHE", str(tmp_path / "cache"))
+    list(played(tmp_path / "run", task))
+    with pytest.raises(UserError, match=r"but you did not begin this run on this machine; give --task mine:problem"):
+        command(tmp_path / "run", 2, tmp_path / "out")
+    command(tmp_path / "run", 2, tmp_path / "out", task)
+    assert (tmp_path / "out" / "model.pt2").exists()

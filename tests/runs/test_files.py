@@ -113,7 +113,7 @@ def test_a_file_says_what_the_librarys_own_writer_would(shapes: dict[str, tuple[
 
 
 def test_a_type_that_no_file_can_hold_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^v: torch.complex128 cannot be kept"):
+    with pytest.raises(ValueError, match=r"^v: torch.complex128 cannot be written"):
         seal({"v": torch.ones(1, dtype=torch.complex128)}, {})
 
 

@@ -109,16 +109,16 @@ def test_another_model_or_loss_is_refused(
     folder: Path, task: ModuleType, tmp_path: Path, changed: dict[str, Any], part: str
 ) -> None:
     task.problem = lambda: problem(**changed)  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match=f"the {part} is another than in the rounds played"):
+    with pytest.raises(UserError, match=f"the {part} differs from that of the rounds played"):
         resumed(folder)
-    with pytest.raises(UserError, match=f"the {part} is another than in the rounds played"):
+    with pytest.raises(UserError, match=f"the {part} differs from that of the rounds played"):
         export.export_client(folder, 0, tmp_path / "out", "mine:problem")
 
 
 def test_a_model_that_trains_otherwise_is_said(folder: Path, task: ModuleType) -> None:
     task.problem = lambda: problem(p=0.7)  # type: ignore[attr-defined]
     (said,) = resumed(folder)
-    assert "in training mode the model computes otherwise than in the rounds played" in said
+    assert "in training mode the model's outputs differ from those in the rounds played" in said
 
 
 def test_other_versions_are_said_and_not_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_an_earlier_version_still_loads(folder: Path) -> None:
         path.write_bytes(seal(tensors, {"about": json.dumps(about)}))
     (said,) = resumed(folder)
     assert said.endswith(
-        "its checkpoint is of an earlier lindt, which did not keep the plan, model and loss: they are not compared"
+        "an earlier lindt wrote its checkpoint, without the plan, model and loss: they are not compared with yours"
     )
 
 
@@ -147,9 +147,9 @@ def test_a_checkpoint_with_other_sizes_than_the_model_is_refused(folder: Path, t
         path.write_bytes(
             seal(tensors | {name: torch.cat([tensors[name], tensors["counts"].new_ones(2).to(tensors[name])])}, words)
         )
-    with pytest.raises(UserError, match=r"its checkpoint has \d+ .*, the model \d+"):
+    with pytest.raises(UserError, match=r"its checkpoint has \d+ .*, the model has \d+"):
         resumed(folder)
-    with pytest.raises(UserError, match=r"its checkpoint has \d+ .*, the model \d+"):
+    with pytest.raises(UserError, match=r"its checkpoint has \d+ .*, the model has \d+"):
         export.export_client(folder, 0, tmp_path / "out", "mine:problem")
 
 

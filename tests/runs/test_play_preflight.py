@@ -143,7 +143,7 @@ def test_a_healthy_task_has_no_warning(tmp_path: Path) -> None:
 def test_a_warning_is_kept_and_shown(here: Path) -> None:
     folder = Path("run")
     said = " ".join(run("--task", task(here, True, "pretask_twice"), *FLAGS, "--out", "run").split())
-    warning = "clients 1 and 2 hold the same training samples"
+    warning = "clients 1 and 2 have the same training samples"
     assert f"warning: {warning}" in said
     about, summary = (json.loads((folder / name).read_text()) for name in ("run.json", "summary.json"))
     assert warning in about["checks"]["warnings"][0]
@@ -263,3 +263,22 @@ def test_each_run_of_a_comparison_leaves_it_out_where_asked(here: Path) -> None:
     assert done.exit_code == 0, done.output
     made = [json.loads(path.read_text())["checks"]["made"] for path in sorted(Path("compared").glob("*/run.json"))]
     assert made == [False, False]
+
+
+def test_a_rate_that_teaches_private_models_nothing_is_told_at_the_end(here: Path) -> None:
+    """Else "hurts" or "helps" would compare two models at chance."""
+    small = (
+        "digits-control",
+        "--rounds",
+        "2",
+        "--set",
+        "method=fedavg",
+        "--set",
+        "model.kind=linear",
+        "--set",
+        "alone.epochs=5",
+    )
+    slow = run(*small, "--set", "training.rate=1e-9", "--out", "slow")
+    assert "they are not clearly better, and a gain over them says little" in " ".join(slow.split())
+    assert "they are not clearly better" in " ".join(CliRunner().invoke(app, ["show", "slow"]).output.split())
+    assert "not clearly better" not in " ".join(run(*small, "--out", "usual").split())

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from worlds import tiny, tiny_runtime
 
 from lindt.client.adaptations.guarded import Guarded
@@ -31,14 +32,26 @@ from lindt.server.federation import federate
 NEW = ("ditto", "fl-guard", "fedper", "fedrep", "fedbabu", "fedala")
 MOST = [pytest.param(name, marks=pytest.mark.slow) if name == "fedala" else name for name in NEW]  # it learns longest
 WITHOUT_GLOBAL = ("fedper", "fedrep")
-FIRST = ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in NEW if name != "fedper")]
+OTHERS = [name for name in NEW if name != "fedper"]
+
+
+def slow(*values: object) -> ParameterSet:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+# Each setting meets one method that shares a part of w in the quick suite; each other method meets one setting.
+FIRST = ["fedper", *map(slow, OTHERS)]
+AGGREGATORS = sorted(kinds(Aggregator))
+INNER, FLIP = InnerProduct(share=0.34), LabelFlip(share=0.34, classes=10)
 
 
 def plan_of(name: str, **changes: object) -> Plan:
     return tiny(name, **{"model": SmallCnn(), "scoring": Scoring(every=1, last=1), **changes})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "ditto" else pytest.mark.slow) for name in NEW]
+)
 def test_a_resumed_run_has_the_same_bytes(name: str, tmp_path: Path) -> None:
     plan = plan_of(name)
     list(run_plan(plan, tmp_path / "straight", engine="inprocess"))
@@ -52,6 +65,7 @@ def test_a_resumed_run_has_the_same_bytes(name: str, tmp_path: Path) -> None:
         assert (tmp_path / "run" / file).read_bytes() == (tmp_path / "straight" / file).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIRST)
 def test_processes_give_the_bytes_of_in_process(name: str) -> None:
     plan = plan_of(name)
@@ -86,7 +100,7 @@ def test_a_guarded_client_without_a_global_model_is_exported(tmp_path: Path) -> 
     assert (summary["prediction"]["models"], summary["prediction"]["weights"]) == (2, 2 * 13_706 + 650)
 
 
-@pytest.mark.parametrize("name", MOST)
+@pytest.mark.parametrize("name", [*MOST, *(pytest.param(name, marks=pytest.mark.slow) for name in ("fine-tune", "fb"))])
 def test_it_recovers_once_nfl_is_detected(name: str) -> None:
     """Before that it is FedAvg, bit for bit; after it clients do better with what they adapt than w does."""
     plan = tiny_runtime(rounds=5, scoring=Scoring(every=1, last=1))
@@ -114,8 +128,10 @@ def test_w_keeps_its_private_layers_from_the_detection_on() -> None:
     assert not torch.equal(w[1][:-650], w[4][:-650])
 
 
-@pytest.mark.parametrize("name", FIRST)
-@pytest.mark.parametrize("aggregator", sorted(kinds(Aggregator)))
+@pytest.mark.parametrize(
+    ("name", "aggregator"),
+    [*product(["fedper"], AGGREGATORS), *map(slow, OTHERS, AGGREGATORS)],
+)
 def test_every_aggregator_with_a_penalty(name: str, aggregator: str) -> None:
     method = replace(METHODS[name], aggregator=component(Aggregator, aggregator), penalty=Proximal(0.1))
     environment = Environment(Sampled(rate=1.0), SignFlip(share=0.17), Gaussian())
@@ -128,8 +144,10 @@ def test_every_aggregator_with_a_penalty(name: str, aggregator: str) -> None:
     assert 0 < result.scores.local <= 1
 
 
-@pytest.mark.parametrize("name", FIRST)
-@pytest.mark.parametrize("threat", [InnerProduct(share=0.34), LabelFlip(share=0.34, classes=10)])
+@pytest.mark.parametrize(
+    ("name", "threat"),
+    [("fedper", INNER), ("fedper", FLIP), slow("ditto", FLIP), *(slow(name, INNER) for name in OTHERS)],
+)
 def test_attackers_take_part(name: str, threat: Threat) -> None:
     """What they send changes w, and with partial sharing the shared layers alone."""
     plan = plan_of(name, rounds=2, alone=Alone(private=False), environment=Environment(Sampled(rate=1.0), threat))
@@ -141,8 +159,10 @@ def test_attackers_take_part(name: str, threat: Threat) -> None:
     assert bool(moved[-650:].any()) == (name not in ("fedper", "fedrep", "fedbabu"))
 
 
-@pytest.mark.parametrize("name", FIRST)
-@pytest.mark.parametrize("detection", ["gain", "fl_guard"])
+@pytest.mark.parametrize(
+    ("name", "detection"),
+    [("fedper", "gain"), ("fedper", "fl_guard"), slow("ditto", "fl_guard"), *(slow(name, "gain") for name in OTHERS)],
+)
 def test_every_detector(name: str, detection: str) -> None:
     """Without a whole global model a report compares what the client predicts with to its private model."""
     plan = plan_of(name, rounds=3, detection=component(Detection, detection))

@@ -26,6 +26,7 @@ from lindt.runs.schema import (
     DECISION,
     DETECTION,
     DIVERGENCE,
+    PANEL,
     REPORT,
     REPORTED,
     ROUND,
@@ -35,7 +36,7 @@ from lindt.runs.schema import (
     SUMMARY,
     fits,
 )
-from lindt.server.scores import ClientScore, Scores
+from lindt.server.scores import ClientScore, Panel, Scores
 
 TESTS = Path(__file__).parents[1]
 
@@ -45,7 +46,8 @@ def names(kind: Any) -> set[str]:
 
 
 def test_the_schema_names_what_is_computed() -> None:
-    assert names(Scores) == {*SCORES, "clients", "notes"}
+    assert names(Scores) == {*SCORES, "clients", "notes", "panel"}
+    assert names(Panel) == set(PANEL)
     assert names(ClientScore) == set(CLIENT_SCORE)
     assert names(Divergence) == set(DIVERGENCE)
     assert names(GainReport) == set(REPORT)
@@ -63,7 +65,8 @@ def test_a_run_writes_the_fields_of_the_schema_and_no_others(tmp_path: Path) -> 
     assert set(scored) == {*SCORES, "clients", "notes"}
     assert set(scored["clients"][0]) == set(CLIENT_SCORE)
     assert run.summary is not None
-    assert set(run.summary) == set(SUMMARY) - {"prediction"}  # of guarded prediction alone
+    left_out = {"prediction", "early_stop", "panel"}  # where a plan guards, stops early, or scores a panel
+    assert set(run.summary) == set(SUMMARY) - left_out
 
 
 def test_a_round_without_a_valid_update_has_no_divergence() -> None:

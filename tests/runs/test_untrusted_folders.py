@@ -50,7 +50,7 @@ def test_the_id_of_a_run_is_no_path(folder: Path, tmp_path: Path, id: object) ->
     (folder / "rounds.jsonl").unlink()
     about = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps(about | {"run": id}))
-    with pytest.raises(UserError, match=r"run\.json: run = .* is no id of a run"):
+    with pytest.raises(UserError, match=r"run\.json: run = .* is not an id of a run"):
         list(run_plan(None, folder, resume=True))
     assert kept.read_bytes() == b"another run's v_i"
 
@@ -81,13 +81,13 @@ def test_links_and_pipes_are_refused(folder: Path, tmp_path: Path, name: str, ki
         if place.exists():
             place.rename(tmp_path / "before")
         os.mkfifo(place)
-    with pytest.raises(UserError, match="is a link" if kind == "link" else "is no plain file") as told:
+    with pytest.raises(UserError, match="is a link" if kind == "link" else "is not a plain file") as told:
         list(run_plan(None, folder, resume=True))
     assert str(place) in str(told.value)
     assert outside(victim) == {"kept": b"not the run's"}
-    with pytest.raises(UserError, match=r"is a link|is no plain file"):
+    with pytest.raises(UserError, match=r"is a link|is not a plain file"):
         cli_run._name_in(folder)  # read before the store is: a pipe would be waited for
-    with pytest.raises(UserError, match=r"is a link|is no plain file"):
+    with pytest.raises(UserError, match=r"is a link|is not a plain file"):
         export_client(folder, 0, tmp_path / "out")
 
 

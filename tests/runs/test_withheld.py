@@ -29,14 +29,16 @@ from lindt.runs.files import unseal
 from lindt.runs.play import OpenedRun, open_run, run_plan
 from lindt.runs.schema import DIVERGENCE, NOT_NAMED
 from lindt.runs.store import Store
+from lindt.server.recovery import OnDetection
 
 PRIVATE = Environment(Sampled(active_clients=2), privacy=Gaussian(S=1.0, sigma=3.0))
 
 
 def plan(**changes: Any) -> Plan:
-    """Recovery from round 2 on: some clients are treated."""
+    """Recovery from round 2 on: some clients are treated. The noise is random, so the divergence without it decides."""
     short = replace(tiny_runtime(patience=0), rounds=3, alone=Alone(private=False), scoring=Scoring(every=3, last=1))
-    return replace(short, environment=PRIVATE, **changes)
+    recovery = OnDetection(epsilon=1e-6, patience=0, statistic="clean")
+    return replace(short, method=replace(short.method, recovery=recovery), environment=PRIVATE, **changes)
 
 
 def deployed(folder: Path, withhold: bool, **changes: Any) -> Store:
@@ -122,10 +124,10 @@ def test_a_withheld_run_goes_on_withheld_and_no_other_begins_to(told: Store, wit
 
 
 def test_a_simulation_has_nothing_to_withhold(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--withhold goes with a deployment"):
+    with pytest.raises(UserError, match="--withhold needs a deployment"):
         list(run_plan(plan(), tmp_path / "run", withhold=True))
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="--withhold goes with a deployment"):
+    with pytest.raises(UserError, match="--withhold needs a deployment"):
         FlowerOptions(superlink="here", noise="plan", withhold=True)
-    with pytest.raises(UserError, match="--withhold goes with a deployment"):
+    with pytest.raises(UserError, match="--withhold needs a deployment"):
         FlowerOptions(noise="system", withhold=True)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any, final
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lindt.errors import PlanError
 from lindt.protocols import Aggregator, BoundedSensitivity
-from lindt.server.aggregation import Mean, Median, TrimmedMean, WeightedMean
+from lindt.registry import component, kinds
+from lindt.server.aggregation import (
+    ClippedUpdates,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    TrimmedMean,
+    WeightedMean,
+    krum_scores,
+)
+from lindt.server.detection.divergence import Distances, divergence, measure
 
 ALL = [Mean(), WeightedMean(), TrimmedMean(0.2), TrimmedMean(0.45), Median()]
 FIVE = torch.tensor([[1.0, 50.0], [2.0, 40.0], [3.0, 30.0], [4.0, 20.0], [100.0, -999.0]])
@@ -50,6 +65,137 @@ def test_coordinates_at_a_time_give_the_bits_of_all_at_once(K: int, P: int, monk
         trimmed_P, median_P = TrimmedMean(0.2)(updates_KP, torch.ones(K)), Median()(updates_KP, torch.ones(K))
         assert torch.equal(trimmed_P, ordered_KP[t : K - t].mean(0))
         assert torch.equal(median_P, torch.lerp(ordered_KP[(K - 1) // 2], ordered_KP[K // 2], 0.5))
+
+
+@pytest.mark.parametrize("aggregator", [*ALL, Krum(), MultiKrum()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("K", "P"), [(1, 5), (3, 1023), (10, 4099), (33, 3071)])
+def test_the_step_has_the_bits_of_the_aggregate_of_a_clipped_copy_and_the_noise(
+    aggregator: Aggregator, K: int, P: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = torch.Generator().manual_seed(K * P)
+    updates_KP, scales_K = torch.randn(K, P, generator=draw), torch.rand(K, generator=draw)
+    sizes_K, whole_KP = torch.randint(1, 500, (K,), generator=draw), updates_KP * scales_K[:, None]
+    clipped_KP, noise_P = ClippedUpdates(updates_KP, scales_K), torch.randn(P, generator=draw)
+    expected_P = aggregator(whole_KP, sizes_K) + noise_P
+    for values in (K, 1031 * K, 2**20):
+        monkeypatch.setattr("lindt.server.aggregation.AT_A_TIME", values)
+        assert torch.equal(clipped_KP.step(aggregator, sizes_K, noise_P, Distances(K)), expected_P)
+        unclipped_P = aggregator(updates_KP, sizes_K) + noise_P
+        assert torch.equal(ClippedUpdates(updates_KP).step(aggregator, sizes_K, noise_P, Distances(K)), unclipped_P)
+    assert torch.equal(clipped_KP.columns(slice(1, 4)), whole_KP[:, 1:4])
+
+
+@pytest.mark.parametrize("kind", sorted(kinds(Aggregator)))
+def test_an_aggregator_says_whether_it_joins_each_coordinate_by_itself(kind: str) -> None:
+    """In one half of the coordinates clients 0 to 2 are near one another, in the other half clients 2 to 4."""
+    aggregator, sizes_K = component(Aggregator, kind), torch.tensor([1, 2, 3, 4, 5])
+    near_K = torch.tensor([0.0, 1.0, 3.0, 100.0, 220.0])
+    halves = [near_K[:, None].expand(5, 64) + 1, near_K.flip(0)[:, None].expand(5, 64) + 1]
+    by_halves_P = torch.cat([aggregator(half_KC, sizes_K) for half_KC in halves])
+    same = torch.allclose(aggregator(torch.cat(halves, 1), sizes_K), by_halves_P)
+    assert same is getattr(aggregator, "by_coordinate", False)
+
+
+def test_multi_krum_in_blocks_is_the_mean_of_the_trusted_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates_KP = torch.randn(9, 3000, generator=torch.Generator().manual_seed(0))
+    trusted = krum_scores(updates_KP, 2).argsort(stable=True)[:7].sort().values
+    monkeypatch.setattr("lindt.server.aggregation.AT_A_TIME", 9)
+    assert torch.equal(MultiKrum(0.2)(updates_KP, torch.ones(9)), updates_KP[trusted].mean(0))
+
+
+@final
+class Alive(TorchDispatchMode):
+    """The most tensors returned by operators that were in use at the same time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[Tensor]] = []
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self.made += [weakref.ref(one) for one in (found if isinstance(found, tuple | list) else [found])]
+        self.made = [one for one in self.made if one() is not None]
+        self.most = max(self.most, len(self.made))
+        return found
+
+
+@pytest.mark.parametrize("aggregator", [TrimmedMean(0.2), Median(), MultiKrum()], ids=lambda one: type(one).__name__)
+def test_parts_are_not_kept_between_blocks(aggregator: Aggregator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lindt.server.aggregation.AT_A_TIME", 9)
+    with Alive() as alive:
+        aggregator(torch.randn(9, 50_000), torch.ones(9))  # 195 blocks
+    assert 0 < alive.most < 20
+
+
+@final
+class Largest(TorchDispatchMode):
+    """The size of the largest tensor that an operator returns in memory of its own."""
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__()
+        self.given, self.values = given.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for one in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(one, Tensor) and one.untyped_storage().data_ptr() != self.given:
+                self.values = max(self.values, one.untyped_storage().nbytes() // 4)
+        return found
+
+
+@pytest.mark.parametrize("aggregator", ALL)
+@pytest.mark.parametrize("clips", [False, True])
+def test_a_round_makes_no_second_stack(aggregator: Aggregator, clips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    K, P = 20, 50_000
+    monkeypatch.setattr("lindt.server.aggregation.AT_A_TIME", P)
+    updates_KP, noise_P = torch.ones(K, P), torch.zeros(P)
+    with Largest(updates_KP) as largest:
+        clipped_KP = ClippedUpdates(updates_KP, torch.full((K,), 0.5) if clips else None)
+        clipped_KP.step(aggregator, torch.ones(K), noise_P, Distances(K))
+    assert P <= largest.values < 3 * P  # sorting a block returns its indices too, of 8 bytes each
+
+
+@pytest.mark.parametrize("aggregator", [Mean(), Median(), Krum()], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("apart", [1.0, 1e-3])
+def test_the_step_measures_what_the_definition_says(
+    aggregator: Aggregator, clips: bool, apart: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against differences in float64; `apart`: clients that nearly agree, of which inner products lose the digits."""
+    monkeypatch.setattr("lindt.server.aggregation.AT_A_TIME", 300 * 6)
+    draw = torch.Generator().manual_seed(3)
+    updates_KP = torch.randn(2000, generator=draw) + apart * torch.randn(6, 2000, generator=draw)
+    scales_K, noise_P = torch.rand(6, generator=draw), 0.1 * torch.randn(2000, generator=draw)
+    noise_P[:1000] = 0.0  # blocks without noise, and blocks with it
+    clipped_KP, distances = ClippedUpdates(updates_KP, scales_K if clips else None), Distances(6)
+    step_P = clipped_KP.step(aggregator, torch.ones(6), noise_P, distances)
+    found, whole_KP = distances.divergence(clipped_KP.share(), None), clipped_KP.columns(slice(None)).double()
+    aggregate_P = aggregator(whole_KP.float(), torch.ones(6)).double()
+    expected = [
+        torch.linalg.vector_norm(rows_KP - centre_P, dim=1).mean().item()
+        for rows_KP, centre_P in (
+            (updates_KP.double(), aggregate_P + noise_P),
+            (updates_KP.double(), aggregate_P),
+            (whole_KP, whole_KP.mean(0)),
+        )
+    ]
+    assert [found.w_div, found.clean, found.spread] == pytest.approx(expected, rel=1e-6)
+    assert found.noise_norm == pytest.approx(float(noise_P.double().norm()), rel=1e-7)
+    again = measure(clipped_KP, step_P, noise_P, clipped_KP.share())
+    for name in ("delta", "clean", "spread", "median", "noise_norm"):  # of which step - noise is rounded
+        assert getattr(again, name) == pytest.approx(getattr(found, name), rel=1e-4 if apart < 1 else 1e-6)
+
+
+def test_distances_of_millions_of_weights_keep_their_digits() -> None:
+    """A sum in float32 over all of them is 0.0003 too small."""
+    P = 10_000_000
+    updates_KP = torch.randn(2, P, generator=torch.Generator().manual_seed(0))
+    expected = float(torch.linalg.vector_norm(updates_KP, dim=1, dtype=torch.float64).mean())
+    assert measure(ClippedUpdates(updates_KP), torch.zeros(P), torch.zeros(P), 0.0).w_div == pytest.approx(
+        expected, rel=1e-6
+    )
+    assert divergence(updates_KP, torch.zeros(P)) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("aggregator", ALL)

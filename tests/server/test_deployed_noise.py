@@ -21,9 +21,10 @@ from lindt.environment.privacy import Gaussian, secure_normal
 from lindt.plan.plan import METHODS, Alone, Plan, Scoring
 from lindt.plan.problem import Problem
 from lindt.protocols import Buffers, RecoveryState, Reply
-from lindt.runs.summary import privacy_budget
+from lindt.runs.about import privacy_budget
 from lindt.seeds import seed_for
-from lindt.server.federation import RunState, play_round
+from lindt.server.federation import play_round
+from lindt.server.state import RunState
 
 P, SECRET = 64, 2**61 + 12345
 NONE = Buffers(torch.empty(0), torch.empty(0, dtype=torch.int64))
@@ -110,7 +111,7 @@ def test_the_guarantee_names_the_generator_and_a_simulation_has_none() -> None:
         simulated = said(**about)
         assert simulated["epsilon"] is None
         assert simulated["words"].startswith("no guarantee: the noise comes from torch's generator")
-        assert f"(epsilon = {deployed['epsilon']:.3g}" in simulated["words"]  # what a deployment would have
+        assert f"(privacy epsilon = {deployed['epsilon']:.3g}" in simulated["words"]  # what a deployment would have
 
 
 def test_a_restart_may_have_released_rounds_twice_and_is_paid_for() -> None:

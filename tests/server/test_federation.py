@@ -16,15 +16,18 @@ from lindt.engines.inprocess import InProcess
 from lindt.environment import Environment
 from lindt.environment.participation import Sampled
 from lindt.environment.privacy import Gaussian
+from lindt.environment.threats import Backdoor
 from lindt.errors import PlanError, UserError
 from lindt.plan.models import Mlp
-from lindt.plan.plan import METHODS, Alone, Method, Plan, Scoring, Training, attackers_of
+from lindt.plan.plan import METHODS, Alone, Method, Plan, Scoring, Training, attackers_of, scored_clients
 from lindt.plan.problem import Problem, problem_for
-from lindt.protocols import Buffers, RecoveryState, Reply, Task
+from lindt.protocols import Buffers, Detection, RecoveryState, Reply, Task
 from lindt.server.aggregation import TrimmedMean
+from lindt.server.detection.divergence import Delta
 from lindt.server.detection.gain import Gain
-from lindt.server.federation import RunState, begin, federate, play_round
+from lindt.server.federation import _SharedPart, begin, federate, play_round
 from lindt.server.recovery import OnDetection
+from lindt.server.state import RunState
 
 NONE = Buffers(torch.empty(0), torch.empty(0, dtype=torch.int64))
 
@@ -121,7 +124,7 @@ def without_scores(plan: Plan) -> Plan:
 BROKEN = {
     "NaN": (torch.tensor([float("nan")]), "NaN or infinity"),
     "infinity": (torch.tensor([float("inf")]), "NaN or infinity"),
-    "too long": (torch.tensor([1.0, 2.0]), "2 weights where the model has 1"),
+    "too long": (torch.tensor([1.0, 2.0]), "it has 2 weights, the model 1"),
     "none": (None, "no weights"),
 }
 
@@ -145,7 +148,7 @@ def test_late_double_and_unasked_answers_are_refused() -> None:
     state, result = play_round(state_of(0.0), without_scores(plan), problem, Scripted(replies))
     assert state.w.tolist() == [1.0]
     assert [one.client for one in result.refused] == [0, 1, 9]
-    assert "answers round 7" in result.refused[1].reason
+    assert "a reply to round 7" in result.refused[1].reason
 
 
 def test_an_update_too_long_to_measure_is_refused() -> None:
@@ -179,7 +182,7 @@ def test_the_order_of_arrival_does_not_matter() -> None:
 
 def test_over_selection_takes_the_first_k_answers() -> None:
     env = Environment(Sampled(active_clients=2, over_select=1))
-    plan, problem = one_weight(environment=env)
+    plan, problem = one_weight(environment=env, method=Method())  # the default would measure what it suspects
     engine = Scripted(answers(1.0, 2.0, 30.0))
     state, result = play_round(state_of(0.0), without_scores(plan), problem, engine)
     assert len(engine.tasks) == 3
@@ -297,7 +300,7 @@ def test_a_state_without_reports_is_refused_by_a_plan_that_tests_them() -> None:
     problem = problem_for(plan)
     state, _ = next(iter(federate(plan, problem=problem)))
     tested = replace(plan, detection=Gain())
-    with pytest.raises(UserError, match="needs their reports since round 1; go on with detection=delta"):
+    with pytest.raises(UserError, match="needs their reports from round 1 on; continue with detection=delta"):
         next(iter(federate(tested, problem=problem, state=state)))
 
 
@@ -319,7 +322,7 @@ def test_what_only_the_data_can_tell_is_checked_before_anything_trains() -> None
         return str(caught.value)
 
     env = tiny().environment
-    assert "environment.participation.active_clients = 7: K is more than the N = 6 clients" in complaint(
+    assert "environment.participation.active_clients = 7: there are 6 clients; give 6 or fewer" in complaint(
         tiny(environment=replace(env, participation=Sampled(active_clients=7)))
     )
     dual = Method(adaptation=Dual(points=("fc9",)))
@@ -351,3 +354,54 @@ def test_those_who_come_too_late_have_trained_for_nothing() -> None:
     (late,) = set(result.asked) - set(result.answered)
     assert late == result.asked[2]  # the drawn order is the order of arrival
     assert state.w.tolist() == pytest.approx([sum(0.2 * i for i in result.answered) / 2])
+
+
+@pytest.mark.parametrize("detection", [Delta(), Gain()])
+def test_a_panel_is_scored_as_everyone_would_be_and_changes_nothing_else(detection: Detection) -> None:
+    """The same w and reports to the last bit, and for each member the scores that it has without a panel."""
+    plan = tiny("fedavg", rounds=2, detection=detection)
+    whole = list(federate(plan))
+    some = list(federate(replace(plan, scoring=replace(plan.scoring, panel=4))))
+    members = scored_clients(replace(plan, scoring=replace(plan.scoring, panel=4)), 6)
+    assert len(members) == 4
+    for (state, result), (panel_state, panel_result) in zip(whole, some, strict=True):
+        assert torch.equal(state.w, panel_state.w)
+        assert result.reports == panel_result.reports
+    scores, panel = whole[-1][1].scores, some[-1][1].scores
+    assert scores is not None
+    assert panel is not None
+    assert panel.clients == tuple(one for one in scores.clients if one.client in members)
+    assert scores.panel is None
+    assert panel.panel is not None
+    counted = 6 - len(attackers_of(plan, 6))
+    assert (panel.panel.clients, panel.panel.of) == (len(panel.clients), counted)
+    asked = replace(plan, scoring=replace(plan.scoring, panel=6))  # all, when asked
+    assert list(federate(asked))[-1][1].scores == scores
+
+
+def test_a_panel_of_attackers_alone_is_refused() -> None:
+    plan = tiny("fedavg", environment=replace(tiny().environment, threat=Backdoor(share=0.84)))
+    with pytest.raises(PlanError, match=r"scoring.panel.*all clients of the panel attack"):
+        next(iter(federate(replace(plan, scoring=replace(plan.scoring, panel=2)))))
+
+
+def test_the_shared_part_of_each_update_is_packed_into_the_rows_that_it_came_from() -> None:
+    updates_KP = torch.arange(15.0).view(3, 5)
+    part = _SharedPart(torch.tensor([1, 2, 4]), [("a", 2), ("c", 1)])
+    packed_KP = part.of_rows(updates_KP)
+    assert packed_KP.tolist() == [[1, 2, 4], [6, 7, 9], [11, 12, 14]]
+    assert packed_KP.data_ptr() == updates_KP.data_ptr()  # no second stack
+    assert _SharedPart(None, [("a", 5)]).of_rows(updates_KP) is updates_KP
+
+
+def test_spread_and_step_are_those_of_clipped_updates_and_delta_of_the_sent_ones() -> None:
+    """All updates are longer than S: the distances from their mean are at most 2 S, and w moves by at most S."""
+    S = 0.001
+    plan = tiny(environment=Environment(Sampled(rate=1.0), privacy=Gaussian(S=S, sigma=0.0)), rounds=1)
+    before = begin(plan, problem_for(plan)).w
+    ((after, result),) = federate(plan)
+    assert result.seen is not None
+    assert result.seen.clipped == 1.0
+    assert 0 < result.seen.spread <= 2 * S
+    assert 0 < float(torch.linalg.vector_norm(after.w - before)) <= S * (1 + 1e-3)  # of rounding of w
+    assert result.seen.delta > 10 * S

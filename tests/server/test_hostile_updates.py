@@ -32,8 +32,9 @@ from lindt.server.aggregation import (
     WeightedMean,
 )
 from lindt.server.detection.gain import Gain
-from lindt.server.federation import RunState, play_round
+from lindt.server.federation import play_round
 from lindt.server.recovery import OnEvidence
+from lindt.server.state import RunState
 from lindt.server.updates import LONGEST, MOST_SAMPLES
 
 P = 4  # one weight for each of two inputs and two classes
@@ -100,24 +101,24 @@ def filled(value: float, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 REFUSED = {
-    "NaN": (by_client_2(w=filled(math.nan)), "NaN or infinity among the weights"),
-    "one NaN": (by_client_2(w=torch.tensor([0.0, 0.0, 0.0, math.nan])), "NaN or infinity among the weights"),
-    "infinity": (by_client_2(w=filled(math.inf)), "NaN or infinity among the weights"),
-    "minus infinity": (by_client_2(w=filled(-math.inf)), "NaN or infinity among the weights"),
-    "1e30": (by_client_2(w=filled(1e30)), "its update is longer than 1e+18"),
-    "1e30 in one place": (by_client_2(w=torch.tensor([0.0, 1e30, 0.0, 0.0])), "its update is longer than 1e+18"),
-    "too short": (by_client_2(w=torch.zeros(P - 1)), "3 weights where the model has 4"),
-    "too long": (by_client_2(w=torch.zeros(P + 1)), "5 weights where the model has 4"),
-    "nothing": (by_client_2(w=torch.zeros(0)), "0 weights where the model has 4"),
-    "a matrix": (by_client_2(w=torch.zeros(2, 2)), "weights as float32 [2, 2] where the model has float32 [4]"),
-    "float64": (by_client_2(w=filled(1, torch.float64)), "weights as float64 [4]"),
-    "float16": (by_client_2(w=filled(1, torch.float16)), "weights as float16 [4]"),
-    "whole numbers": (by_client_2(w=filled(1, torch.int64)), "weights as int64 [4]"),
-    "booleans": (by_client_2(w=filled(1, torch.bool)), "weights as bool [4]"),
-    "complex": (by_client_2(w=filled(1, torch.complex64)), "weights as complex64 [4]"),
-    "no weights": (by_client_2(w=None), "no weights where the model has 4"),
-    "an older round": (by_client_2(round=0), "answers round 0"),
-    "a round to come": (by_client_2(round=2), "answers round 2"),
+    "NaN": (by_client_2(w=filled(math.nan)), "its weights hold NaN or infinity"),
+    "one NaN": (by_client_2(w=torch.tensor([0.0, 0.0, 0.0, math.nan])), "its weights hold NaN or infinity"),
+    "infinity": (by_client_2(w=filled(math.inf)), "its weights hold NaN or infinity"),
+    "minus infinity": (by_client_2(w=filled(-math.inf)), "its weights hold NaN or infinity"),
+    "1e30": (by_client_2(w=filled(1e30)), "the norm of its update is above 1e+18"),
+    "1e30 in one place": (by_client_2(w=torch.tensor([0.0, 1e30, 0.0, 0.0])), "the norm of its update is above 1e+18"),
+    "too short": (by_client_2(w=torch.zeros(P - 1)), "it has 3 weights, the model 4"),
+    "too long": (by_client_2(w=torch.zeros(P + 1)), "it has 5 weights, the model 4"),
+    "nothing": (by_client_2(w=torch.zeros(0)), "it has 0 weights, the model 4"),
+    "a matrix": (by_client_2(w=torch.zeros(2, 2)), "its weights are float32 [2, 2], those of the model float32 [4]"),
+    "float64": (by_client_2(w=filled(1, torch.float64)), "its weights are float64 [4]"),
+    "float16": (by_client_2(w=filled(1, torch.float16)), "its weights are float16 [4]"),
+    "whole numbers": (by_client_2(w=filled(1, torch.int64)), "its weights are int64 [4]"),
+    "booleans": (by_client_2(w=filled(1, torch.bool)), "its weights are bool [4]"),
+    "complex": (by_client_2(w=filled(1, torch.complex64)), "its weights are complex64 [4]"),
+    "no weights": (by_client_2(w=None), "it has no weights, the model 4"),
+    "an older round": (by_client_2(round=0), "it is a reply to round 0"),
+    "a round to come": (by_client_2(round=2), "it is a reply to round 2"),
     "no samples": (by_client_2(size=0), "its number of samples"),
     "fewer than none": (by_client_2(size=-5), "its number of samples"),
     "half a sample": (by_client_2(size=0.5), "its number of samples"),
@@ -125,12 +126,12 @@ REFUSED = {
     "true": (by_client_2(size=True), "its number of samples"),
     "2**41 samples": (by_client_2(size=2**41), "its number of samples"),
     "10**5000 samples": (by_client_2(size=10**5000), "its number of samples"),
-    "no buffers": (by_client_2(buffers=None), "there are no buffers"),
-    "NaN buffer": (by_client_2(buffers=buffers(math.nan)), "NaN or infinity among the buffers"),
-    "infinite buffer": (by_client_2(buffers=buffers(math.inf)), "NaN or infinity among the buffers"),
-    "3e38 buffer": (by_client_2(buffers=buffers(3e38)), "a buffer holds more than 1e+18"),
-    "endless counter": (by_client_2(buffers=buffers(count=2**63 - 1)), "a buffer counts beyond"),
-    "least counter": (by_client_2(buffers=buffers(count=-(2**63))), "a buffer counts beyond"),
+    "no buffers": (by_client_2(buffers=None), "it has no buffers"),
+    "NaN buffer": (by_client_2(buffers=buffers(math.nan)), "its buffers hold NaN or infinity"),
+    "infinite buffer": (by_client_2(buffers=buffers(math.inf)), "its buffers hold NaN or infinity"),
+    "3e38 buffer": (by_client_2(buffers=buffers(3e38)), "its buffers hold a value above 1e+18"),
+    "endless counter": (by_client_2(buffers=buffers(count=2**63 - 1)), "its buffers hold an integer above"),
+    "least counter": (by_client_2(buffers=buffers(count=-(2**63))), "its buffers hold an integer above"),
     "two floats": (by_client_2(buffers=Buffers(torch.zeros(2), torch.tensor([0]))), "do not fit"),
     "no counter": (by_client_2(buffers=Buffers(torch.zeros(1), torch.zeros(0).long())), "do not fit"),
     "float64 buffer": (by_client_2(buffers=Buffers(torch.zeros(1).double(), torch.tensor([0]))), "do not fit"),
@@ -157,7 +158,7 @@ def test_two_answers_of_one_client_count_once_and_the_first_good_one_at_that() -
     _, (first, _) = two_rounds([spoilt, whole, again])
     assert first["answered"] == [0, 1, 2]
     reasons = [refusal["reason"] for refusal in first["refused"]]
-    assert reasons == ["NaN or infinity among the weights", "was not asked, or answered twice"]
+    assert reasons == ["its weights hold NaN or infinity", "it was not asked, or replied twice"]
     assert first["w_div"] == pytest.approx(2 * (2 + 2 + 4) / 3)  # around 3: 1, 1 and 7, in four coordinates
 
 

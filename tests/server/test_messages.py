@@ -67,12 +67,12 @@ def test_weights_are_read_after_training_only() -> None:
         ({"round": 2}, "client 3, round 2"),
         ({"size": 0}, "0 samples"),
         ({"size": True}, "size = True"),
-        ({"size": 2**41}, "no whole number"),
+        ({"size": 2**41}, "not a whole number"),
         ({"fault": "out of memory"}, "failed: out of memory"),
-        ({"tally": None}, "no tally"),
-        ({"tally": {}}, "no tally"),
-        ({"notes": {"a": "b"}}, "no notes"),
-        ({"notes": {"a": 1e30}}, "a note of more than 1e+18"),
+        ({"tally": None}, "tally is not a table"),
+        ({"tally": {}}, "tally is not a table"),
+        ({"notes": {"a": "b"}}, "notes is not a table"),
+        ({"notes": {"a": 1e30}}, "a value of its notes is above 1e+18"),
     ],
 )
 def test_a_reply_that_breaks_a_rule_becomes_a_fault(changes: dict[str, Any], said: str) -> None:
@@ -85,7 +85,7 @@ def test_a_reply_that_breaks_a_rule_becomes_a_fault(changes: dict[str, Any], sai
 def test_a_private_score_is_there_for_the_clients_that_have_one() -> None:
     assert SCORED.tally is not None
     without = replace(SCORED, tally=replace(SCORED.tally, private=None, wins=0, losses=0))
-    assert "private score" in str(carried(without, "evaluate").fault)
+    assert "tally.private is missing" in str(carried(without, "evaluate").fault)
 
 
 def test_a_sample_with_several_predictions_may_win_with_each() -> None:

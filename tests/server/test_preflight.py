@@ -84,7 +84,7 @@ def test_test_samples_that_are_all_trained_on_are_refused() -> None:
     clients = healthy()
     x, y = clients[4][0]
     clients[4] = ((x, y), (x[10:25], y[10:25]))
-    assert refused(clients).startswith("client 4: all 15 of its test samples stand among its training samples")
+    assert refused(clients).startswith("client 4: all 15 of its test samples are also among its training samples")
 
 
 def test_some_shared_samples_are_a_warning_with_their_number() -> None:
@@ -109,7 +109,7 @@ def test_one_client_several_times_is_a_warning() -> None:
     clients[3] = (clients[1][0], clients[3][1])
     clients[5] = ((clients[1][0][0].flip(0), clients[1][0][1].flip(0)), clients[5][1])
     (said,) = looked(clients)
-    assert "clients 1, 3 and 5 hold the same training samples" in said
+    assert "clients 1, 3 and 5 have the same training samples" in said
 
 
 def test_a_test_set_that_all_clients_share_is_meant() -> None:
@@ -265,14 +265,14 @@ def test_data_that_reading_changes_are_refused(part: int) -> None:
     pair[part] = InPlace(copied(pair[part]))
     clients[2] = (pair[0], pair[1])
     text = refused(clients)
-    assert text.startswith(f"client 2: reading its {['training', 'test'][part]} data changes them")
+    assert text.startswith(f"client 2: reading the {['training', 'test'][part]} data changes them")
 
 
 @pytest.mark.parametrize("kind", [Augmented, AugmentedByNumpy])
 def test_augmentation_of_test_data_is_refused_and_of_training_data_a_warning(kind: type[Dataset]) -> None:
     clients = healthy()
     train, test = clients[1]
-    assert refused([clients[0], (train, kind(test))]).startswith("client 1: two reads of its test data differ")
+    assert refused([clients[0], (train, kind(test))]).startswith("client 1: two reads of the test data differ")
     (said,) = looked([*clients[2:], (kind(train), test)])
     assert "client 4" in said
     assert "training data" in said
@@ -388,7 +388,7 @@ def test_a_metric_that_takes_no_made_up_outputs_is_said_to_be_not_looked_at() ->
 
     found = preflight(PLAN, Problem(healthy(), net, metric=choosy))
     assert found.warnings == ()
-    assert found.looked_at["metric"].startswith("not looked at")
+    assert found.looked_at["metric"].startswith("not checked")
     assert "logits above 4" in found.looked_at["metric"]
 
 
@@ -519,4 +519,4 @@ def test_slow_data_end_the_look_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SECONDS", 0.0)
     found = preflight(PLAN, problem)
     assert Counted.reads < whole / 4
-    assert "time was up" in found.looked_at["rows"]
+    assert "the time limit was reached" in found.looked_at["rows"]

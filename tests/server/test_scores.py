@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from scipy.stats import t as student_t
 from sklearn.metrics import accuracy_score, f1_score
 from torch import Tensor
 from torch.nn.functional import one_hot
@@ -17,7 +20,17 @@ from torch.nn.functional import one_hot
 from lindt.errors import UserError
 from lindt.plan.problem import METRICS, Accuracy, MacroF1, MeanOf
 from lindt.protocols import ClientTally, Metric
-from lindt.server.scores import Scores, paired_p_value, summarise, weighted_gain, worst_tenth
+from lindt.server.scores import (
+    ClientGain,
+    Scores,
+    _student,
+    paired_p_value,
+    panel_of,
+    summarise,
+    weighted_gain,
+    without_clients,
+    worst_tenth,
+)
 
 CLASSES = 5
 labels = st.lists(st.tuples(st.integers(0, CLASSES - 1), st.integers(0, CLASSES - 1)), min_size=1, max_size=40)
@@ -52,7 +65,9 @@ def test_macro_f1_by_hand() -> None:
 )
 def test_labels_of_another_shape_are_not_stretched(metric: Metric, out: Tensor, y: Tensor) -> None:
     for score in (metric.per_sample, metric.tally):
-        with pytest.raises(UserError, match=r"outputs of shape .* and targets of shape .* are not one class a predic"):
+        with pytest.raises(
+            UserError, match=r"outputs of shape .* and targets of shape .* are not one class per predic"
+        ):
             score(out, y)
 
 
@@ -91,7 +106,7 @@ def test_a_users_metric_is_the_mean_of_one_number_a_sample() -> None:
 
 @pytest.mark.parametrize("function", [lambda out, y: out.mean(), lambda out, y: out, lambda out, y: y[:1]])
 def test_a_metric_of_another_shape_is_refused(function: Any) -> None:
-    with pytest.raises(ValueError, match="for 3 samples; give one number each"):
+    with pytest.raises(ValueError, match="for 3 samples; return one number per sample"):
         MeanOf(function).per_sample(torch.zeros(3, 2), torch.zeros(3))
 
 
@@ -243,3 +258,57 @@ def test_the_order_in_which_clients_answer_does_not_matter() -> None:
     options: Any = {"counted": frozenset({0, 1, 2}), "alphas": {0: 1.0, 1: 2.0, 2: 3.0}}
     assert summarise(tallies, Accuracy(), **options) == summarise(reverse, Accuracy(), **options)
     assert math.isfinite(summarise(tallies, Accuracy(), **options).local)
+
+
+def gains(betas: Sequence[float], weights: Sequence[float] = ()) -> list[ClientGain]:
+    alphas = weights or [1.0] * len(betas)
+    return [ClientGain(0.5, 0.5 - b, b, False, alpha) for b, alpha in zip(betas, alphas, strict=True)]
+
+
+def test_a_panels_interval_by_hand() -> None:
+    # Mean 0.2, variance 0.01, of 3 of 12 clients: error sqrt(0.01 / 3 * 9 / 12) = 0.05, Student's t 4.3027.
+    found = panel_of(gains([0.1, 0.2, 0.3]), 4, 12)
+    assert (found.expected, found.clients, found.of) == (4, 3, 12)
+    assert found.beta_low == pytest.approx(0.2 - 4.3027 * 0.05, abs=1e-5)
+    assert found.beta_high == pytest.approx(0.2 + 4.3027 * 0.05, abs=1e-5)
+    assert found.ipr_high == 1.0
+    # All clients: nothing is missing. Equal weights of any size are no weights.
+    whole = panel_of(gains([0.1, 0.2, -0.3]), 3, 3)
+    assert (whole.beta_low, whole.ipr_low, whole.ipr_high) == (whole.beta_high, 2 / 3, 2 / 3)
+    assert panel_of(gains([0.1, 0.2, 0.3], [7.0] * 3), 4, 12).beta_low == pytest.approx(found.beta_low)
+    assert panel_of(gains([0.1]), 2, 12).beta_low is None
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 5, 20, 999])
+def test_the_quantile_of_student(freedom: int) -> None:
+    assert _student(freedom) == pytest.approx(float(student_t.ppf(0.975, freedom)), rel=0.005)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_panels_intervals_cover_the_mean_of_all_clients(weighted: bool) -> None:
+    """Of a skewed population, drawn again and again, about 95% of the intervals contain the value of all clients."""
+    draw = np.random.default_rng(5)
+    N, m, times = 2000, 200, 400
+    betas = draw.exponential(0.1, N) - 0.08
+    alphas = draw.integers(1, 50, N).astype(float) if weighted else np.ones(N)
+    mean, share = float((alphas * betas).sum() / alphas.sum()), float((betas >= 0).mean())
+    covered = [0, 0]
+    for _ in range(times):
+        rows = draw.choice(N, m, replace=False)
+        found = panel_of(gains(betas[rows].tolist(), alphas[rows].tolist()), m, N)
+        assert found.beta_low is not None
+        assert found.ipr_low is not None
+        covered[0] += found.beta_low <= mean <= found.beta_high  # type: ignore[operator]
+        covered[1] += found.ipr_low <= share <= found.ipr_high  # type: ignore[operator]
+    assert all(0.91 <= times_covered / times <= 0.985 for times_covered in covered)
+
+
+def test_leaving_a_client_out_of_a_panel_moves_its_interval() -> None:
+    panel = panel_of(gains([0.1, 0.2, 0.9]), 3, 12)
+    clients = [
+        {"client": i, "local": 0.5, "private": 0.5 - b, "beta": b, "clear": False}
+        for i, b in enumerate([0.1, 0.2, 0.9])
+    ]
+    found = without_clients({"clients": clients, "panel": vars(panel)}, {2})
+    assert found is not None
+    assert found["panel"] == vars(panel_of(gains([0.1, 0.2]), 2, 12))

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from lindt.environment.privacy import Gaussian
 from lindt.protocols import Aggregator, Divergence
-from lindt.server.aggregation import GeometricMedian, Krum, Mean, Median
-from lindt.server.detection.divergence import distances, divergence, measure
+from lindt.server.aggregation import ClippedUpdates, GeometricMedian, Krum, Mean, Median
+from lindt.server.detection.divergence import Distances, distances, divergence
 
 INF = float("inf")
 ROOM = 1e-4  # of rounding, in float32
@@ -22,9 +22,10 @@ ROOM = 1e-4  # of rounding, in float32
 
 def seen(others_KP: Tensor, x_P: Tensor, S: float = INF, join: Aggregator | None = None) -> Divergence:
     sent_KP = torch.cat([others_KP, x_P[None]])
-    clipped_KP = Gaussian(S=S).clip(sent_KP)
-    step_P = (join or Mean())(clipped_KP, torch.ones(len(sent_KP)))
-    return measure(sent_KP, step_P, torch.zeros_like(x_P), clipped_KP, 0.0)
+    clipped_KP = ClippedUpdates(sent_KP, Gaussian(S=S).scales(sent_KP))
+    found = Distances(len(sent_KP))
+    clipped_KP.step(join or Mean(), torch.ones(len(sent_KP)), torch.zeros_like(x_P), found)
+    return found.divergence(clipped_KP.share(), None)
 
 
 def drawn(K: int, seed: int, P: int = 6) -> tuple[Tensor, Tensor]:
@@ -74,7 +75,8 @@ def test_clipping_bounds_spread_and_median_but_not_delta(K: int, seed: int, leng
     honest, shaped = seen(others_KP, own_P, S), seen(others_KP, x_P, S)
     assert abs(shaped.spread - honest.spread) <= 4 * S * (K - 1) / K**2 * (1 + ROOM) + ROOM
     # The step moves by 2 S / K at most, and with it every distance; of the sorted ones the median moves one place.
-    step_P = Gaussian(S=S).clip(torch.cat([others_KP, own_P[None]])).mean(0)
+    sent_KP = torch.cat([others_KP, own_P[None]])
+    step_P = ClippedUpdates(sent_KP, Gaussian(S=S).scales(sent_KP)).columns(slice(None)).mean(0)
     order = sorted(distances(others_KP, step_P))
     m, shift = len(order), 2 * S / K + ROOM
     low, high = ((m - 1) // 2, m // 2) if m % 2 else (m // 2 - 1, m // 2)

@@ -32,7 +32,7 @@ from lindt.data import cifar10, download, mnist, shakespeare
 from lindt.data.download import kept_array
 from lindt.data.shakespeare import SAME, roles_of
 from lindt.flower.client_store import ClientStore
-from lindt.flower.replies import values_of
+from lindt.flower.vectors import values_of
 from lindt.plan.file import from_dict, from_toml, override, to_dict
 from lindt.report.page import page_with
 from lindt.report.payload import privacy_spent, whole_run

@@ -101,5 +101,5 @@ def test_workers_killed_ten_times_at_random_are_replaced_and_the_bytes_are_the_s
         over.set()
         killer.join()
         engine.close()
-    assert orphans(Path(engine._aside.name)) == []
+    assert orphans(Path(engine._scratch.name)) == []
     figure(workers_killed=len(killed), while_starting=killed.count(False), runs=played)

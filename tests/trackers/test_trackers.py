@@ -87,7 +87,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(tmp_path: Path, of
     deltas = [(line["round"], line["delta"]) for line in last.store.rounds()]
     assert offered["good"].told == [*deltas, "end", "closed"]
     assert offered["bad"].told == deltas[:1]
-    assert said == ["--track bad failed and is left out from here on: ConnectionError gone"]
+    assert said == ["--track bad failed, and the run goes on without it: ConnectionError gone"]
 
 
 def test_tracking_changes_no_number(tmp_path: Path, offered: dict[str, Heard]) -> None:

@@ -84,7 +84,7 @@ def test_where_the_runs_lie_is_not_told(tmp_path: Path) -> None:
     index = RunIndex(tmp_path)
     with pytest.raises(UserError) as caught:
         index.run(".")
-    assert index.told(caught.value) == "the run: run.json is damaged, or of another version of lindt"
+    assert index.told(caught.value) == "the run: run.json is damaged, or another version of lindt wrote it"
 
 
 def test_a_folder_whose_name_is_no_text_does_not_hide_the_others(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import http.client
 import json
+import os
 import socket
 import threading
 import time
@@ -159,7 +160,7 @@ def test_where_a_token_is_needed() -> None:
     drawn = {token_for("0.0.0.0", None) for _ in range(5)}
     assert len(drawn) == 5
     assert all(token is not None and len(token) == 32 for token in drawn)
-    with pytest.raises(UserError, match="is soon guessed"):
+    with pytest.raises(UserError, match="are easy to guess"):
         token_for("0.0.0.0", "short")
 
 
@@ -179,7 +180,7 @@ def test_a_run_is_followed_round_by_round(tmp_path: Path) -> None:
             name, changes = next(events)
             assert [one["round"] for one in changes["rounds"]] == [3]
             assert changes["verdict"]["sentence"].startswith(
-                "Suspected by Delta since round 3; in that round the mean gain"
+                "Suspected by Delta since round 3; in that round the clients were"
             )
             (folder / "rounds.jsonl").write_text(json.dumps(lines[0]) + "\n")  # cut back, as on resume
             assert next(events) == ("anew", {"id": "one"})
@@ -196,6 +197,20 @@ def test_runs_appear_in_the_list_by_themselves(tmp_path: Path) -> None:
         assert (name, rows[0]["run"], rows[0]["name"]) == ("runs", "new", "<script>")
 
 
+def test_the_list_is_by_time_with_running_runs_first(tmp_path: Path) -> None:
+    for day, name in enumerate(("c", "a", "b", "d"), 1):
+        folder = write_run(tmp_path / name, mended(), ended=name != "a")
+        for path in folder.iterdir():
+            os.utime(path, (86_400.0 * day, 86_400.0 * day))
+    (tmp_path / "b" / "run.json").write_text("{}")
+    with (tmp_path / "a" / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        rows = RunIndex(tmp_path).run_rows()
+    assert [(row["run"], row["state"], row["changed"] / 86_400) for row in rows] == [
+        ("a", "running", 2), ("d", "ended", 4), ("b", "unreadable", 3), ("c", "ended", 1),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("query", ["id=one", "id=one&have=x", "id=one&have=-1", "have=1", "id=one&have=0&" * 30])
 def test_a_stream_that_makes_no_sense_is_refused(tmp_path: Path, query: str) -> None:
     write_run(tmp_path / "one", mended())
@@ -209,7 +224,7 @@ def test_a_damaged_run_is_told_and_no_path_with_it(tmp_path: Path) -> None:
         (row,) = json.loads(ask(port, "/api/runs")[1])
         assert (row["state"], row["verdict"]) == (
             "unreadable",
-            "odd: run.json is damaged, or of another version of lindt",
+            "odd: run.json is damaged, or another version of lindt wrote it",
         )
         assert ask(port, "/api/run?id=odd")[:2] == (404, row["verdict"])
 

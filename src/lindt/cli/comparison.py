@@ -1,15 +1,16 @@
-"""What `lindt compare` plays: methods, each with each aggregator, all under each attack."""
+"""The runs of `lindt compare`: each method with each aggregator, under each attack."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, final
 
 from lindt.environment.threats import Threat
 from lindt.errors import PlanError, UserError
 from lindt.plan.file import from_dict, resolve, to_dict
-from lindt.plan.plan import METHODS, Method, Plan
+from lindt.plan.plan import EARLIER_NAMES, METHODS, Method, Plan
 from lindt.protocols import Aggregator
 from lindt.registry import kind_of, kinds
 from lindt.runs.replay import papers_rule
@@ -19,7 +20,7 @@ from lindt.server.recovery import OnDetection
 @final
 @dataclass(frozen=True)
 class ComparisonGrid:
-    """Names. No aggregator: each method has its own. No attack: that of the plan."""
+    """The names to compare. Without aggregators each method has its own; without attacks the plan's attack is used."""
 
     methods: tuple[str, ...]
     aggregators: tuple[str, ...] = ()
@@ -27,17 +28,17 @@ class ComparisonGrid:
 
     @classmethod
     def named(cls, methods: str, aggregators: str = "", attacks: str = "") -> ComparisonGrid:
-        """From words with commas."""
+        """A grid from names with commas between them."""
         if not _words(methods):
-            raise UserError(f"--methods names none; choose among {', '.join(METHODS)}")
+            raise UserError(f"--methods is empty; choose among {', '.join(METHODS)}")
         return cls(
-            _among("--methods", _words(methods), list(METHODS)),
+            _among("--methods", _words(methods), list(METHODS), EARLIER_NAMES),
             _among("--aggregators", _words(aggregators), list(kinds(Aggregator))),
             _among("--attacks", _words(attacks), list(kinds(Threat))),
         )
 
     def plans(self, base: Plan) -> Iterator[tuple[str, Plan]]:
-        """Each with its label: `lindt`, `krum/lindt`, `sign_flip/krum/lindt`."""
+        """Each plan with its label: `lindt`, `krum/lindt`, `sign_flip/krum/lindt`."""
         for attack in self.attacks or (None,):
             attacked = base if attack is None else _under(base, attack)
             for aggregator in self.aggregators or (None,):
@@ -50,7 +51,7 @@ class ComparisonGrid:
 
 
 def comparison_base(plan: str | None, sets: Sequence[str], *, task: str | None = None, **flags: int | None) -> Plan:
-    """The plan that methods are compared in. Of its own method only the epsilon and r' of Delta's rule are kept.
+    """The plan that methods are compared in. Of the plan's method only the epsilon and r' of the rule on Delta count.
 
     So `--set detection=delta` needs no other recovery in a plan whose recovery follows the clients' reports.
     """
@@ -59,9 +60,9 @@ def comparison_base(plan: str | None, sets: Sequence[str], *, task: str | None =
 
 
 def method_for(base: Plan, name: str) -> Method:
-    """A method by name; one that detects by Delta takes epsilon and r' from the plan it is compared in.
+    """A method by name. A method that detects by Delta takes epsilon and r' from the plan that it is compared in.
 
-    A plan without them gets the paper's r' for its number of rounds, where the method's own could not be reached.
+    Where the plan has none, and the plan is too short for the method's r', r' is the paper's for that many rounds.
     """
     method, recovery = METHODS[name], base.method.recovery
     if not isinstance(method.recovery, OnDetection):
@@ -74,7 +75,7 @@ def method_for(base: Plan, name: str) -> Method:
 
 
 def _under(base: Plan, attack: str) -> Plan:
-    """The plan's world under another attack, by as many attackers; its own, where that is named, as it is."""
+    """The plan under another attack, with as many attackers. The plan's own attack leaves it as it is."""
     environment, share = base.environment, base.environment.threat.share
     if kind_of(environment.threat) == attack:
         return base
@@ -87,23 +88,27 @@ def _under(base: Plan, attack: str) -> Plan:
 
 
 def _component(base: Plan, table: str, field: str, kind: str) -> Any:
-    """With its default fields, built and checked as a plan file would."""
+    """A component with its default fields, built and checked as from a plan file."""
     tables = to_dict(base)
     tables[table][field] = kind
     try:
         return getattr(getattr(from_dict(tables), table), field)
     except PlanError as error:
-        raise UserError(f"{kind}: {error}; write it into a plan of its own, with `lindt run`") from None
+        raise UserError(f"{kind}: {error}; write a plan with these fields, and play it with `lindt run`") from None
 
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
-def _among(flag: str, words: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-    for word in words:
-        if words.count(word) > 1:
-            raise UserError(f"{flag} names {word} twice")
-        if word not in known:
+def _among(
+    flag: str, words: Sequence[str], known: Sequence[str], earlier: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, ...]:
+    """Check the words: each is a name or an earlier name from the list, and no name is given twice."""
+    names = [earlier.get(word, word) for word in words]
+    for word, name in zip(words, names, strict=True):
+        if names.count(name) > 1:
+            raise UserError(f"{flag} names {word} twice; name it once")
+        if name not in known:
             raise UserError(f"{flag} {word}: choose among {', '.join(known)}")
     return tuple(words)

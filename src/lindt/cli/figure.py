@@ -15,12 +15,12 @@ def figure(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="As in the paper: 3, 3a, figure3; or all.")
     ] = None,
-    scale: Annotated[str, typer.Option(help="Whose outcomes: smoke, cpu or paper.")] = "cpu",
+    scale: Annotated[str, typer.Option(help="The scale of the outcomes: smoke, cpu, tenth (SHAKE) or paper.")] = "cpu",
     results: Annotated[Path, typer.Option(help="Where outcomes are kept.")] = Path("results"),
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder; by default RESULTS/figures.")] = None,
-    png: Annotated[bool, typer.Option("--png", help="A PNG, too.")] = False,
-    partial: Annotated[bool, typer.Option("--partial", help="Draw what is kept where runs are missing.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Which figures there are.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="Write a PNG, too.")] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Draw what is there, even if runs are missing.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the figures.")] = False,
 ) -> None:
     """Draw a figure of the paper as SVG and PDF, from outcomes that `lindt reproduce` has kept. Nothing is trained.
 
@@ -36,7 +36,7 @@ def figure(
             console.print(f"[bold]{known:4}[/] {title}", highlight=False, soft_wrap=True)
         return
     if name is None:
-        raise UserError("which figure? name one of `lindt figure --list`, or all")
+        raise UserError("NAME is missing: give a name from `lindt figure --list`, or all")
     for one in _wanted(name):
         try:
             paths = write(one, results, scale, out or results / "figures", png, partial)
@@ -45,11 +45,11 @@ def figure(
                 raise
             console.print(str(error), style="yellow", markup=False, highlight=False, soft_wrap=True)
         else:
-            console.print(" ".join(str(path) for path in paths), highlight=False, soft_wrap=True)
+            console.print(" ".join(str(path) for path in paths), highlight=False, markup=False, soft_wrap=True)
 
 
 def _wanted(name: str) -> list[str]:
-    """All means every whole figure; its panels come with it."""
+    """The figures to draw: `all` means every whole figure, which includes its panels."""
     from lindt_experiments.figures.figures import TITLES
 
     return list(TITLES) if name == "all" else [name]

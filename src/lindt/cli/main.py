@@ -1,10 +1,11 @@
-"""The command line: each command's name, and what its mistakes look like.
+"""The command line: its commands, and how errors are printed.
 
-Nothing here imports torch before a command needs it, so that help answers at once.
+Nothing here imports torch before a command needs it, so that --help is fast.
 """
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from typing import Annotated
@@ -12,15 +13,16 @@ from typing import Annotated
 import typer
 
 from lindt import __version__
-from lindt.cli import data, figure, methods, reproduce, run, show, vault, watch
-from lindt.errors import UserError, mendable
+from lindt.cli import data, figure, methods, plan, reproduce, run, show, vault, watch
+from lindt.errors import UserError, is_interrupt, mendable, missing_extra, plain
+from lindt.user_code import user_traceback
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Notices federated learning that hurts the people who join it, while it runs, and mends it.",
+    help="Detects federated learning that hurts its clients, while it runs, and recovers from it.",
 )
 
 
@@ -48,6 +50,7 @@ for command in (
     show.report,
     show.table,
     watch.watch,
+    plan.plan,
     methods.methods,
     methods.export,
 ):
@@ -69,18 +72,32 @@ app.add_typer(vault_app, name="vault")
 
 
 def main() -> None:
-    """Mistakes the user can mend are one line and exit code 2; an interrupted run is 130."""
+    """Run a command. An error that the user can correct prints one line and exits with 2; an interrupted run, with 130.
+
+    Where the user's own code raised an exception, its part of the traceback is printed above that line.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path or name may have characters that it cannot encode
     try:
         app()
     except UserError as error:
-        typer.echo(f"error: {error}", err=True)
+        typer.echo(f"{user_traceback(error.__cause__)}error: {error}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if (missing := missing_extra(error)) is None:
+            raise
+        typer.echo(f"error: {missing}", err=True)
         sys.exit(2)
     except OSError as error:
         if (said := mendable(error)) is None:
             raise
-        typer.echo(f"error: {said}", err=True)
+        typer.echo(f"error: {plain(said)}", err=True)
         sys.exit(2)
+    except Exception as error:  # Ctrl-C while a module is imported
+        if not is_interrupt(error):
+            raise
+        sys.exit(130)
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from lindt.cli.options import Json, RunFolder, Task, console_for
+from lindt.errors import plain
 
 
 def methods(as_json: Json = False) -> None:
-    """The methods by name, each a composition."""
+    """List the methods by name, each with its components."""
     from lindt.plan.file import to_dict
     from lindt.plan.plan import METHODS
 
@@ -28,31 +29,38 @@ def methods(as_json: Json = False) -> None:
 
 def export(
     folder: RunFolder,
-    client: Annotated[int, typer.Option(help="Whose model.")],
+    client: Annotated[int, typer.Option(help="The client whose model is written.")],
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="A new folder; by default RUN/export/client-N.")
     ] = None,
     task: Task = None,
     as_json: Json = False,
 ) -> None:
-    """Write the model a client predicts with: weights as safetensors, and a plain module without lindt.
+    """Write the model that a client predicts with: its weights as safetensors, and a module that works without lindt.
+
+    The export of a run with --task needs that task; for a run of another machine or user, give --task again.
 
     On the client's test data the plain module is compared with the run's model, and its score with the recorded one
     where the last round was scored.
     """
+    from lindt.cli.tasks import require_task
     from lindt.runs.export import export_client
+    from lindt.runs.store import Store
 
+    if task is None:
+        about = Store.open(folder).about
+        task = require_task(folder, about["run"], about.get("task"))
     found = export_client(folder, client, out or folder / "export" / f"client-{client}", task)
     console = console_for(as_json)
     for said in found["warnings"]:
-        typer.echo(f"warning: {said}", err=True)
+        typer.echo(f"warning: {plain(said)}", err=True)
     if as_json:
         console.print_json(json.dumps(found))
     else:
         recorded = "its score is the recorded one" if found["recorded_score"] is not None else "no score was recorded"
         checked = f"checked on {found['checked_samples']} test samples, {recorded}"
         text = f"client {client}: {found['model']} after round {found['round']}, {checked}\n{found['folder']}"
-        console.print(text, highlight=False, soft_wrap=True)
+        console.print(plain(text, "\n"), highlight=False, markup=False, soft_wrap=True)
 
 
 def _brief(component: dict[str, Any]) -> str:

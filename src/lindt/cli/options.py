@@ -1,4 +1,4 @@
-"""Flags that several commands share, and where they speak."""
+"""Options that several commands share, and their console."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Seed = Annotated[int | None, typer.Option(help="The plan's seed.")]
 Rounds = Annotated[int | None, typer.Option(help="The plan's number of rounds.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines for machines instead of text for people.")]
 Device = Annotated[str, typer.Option(help="Where models train: cpu or cuda.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out; start it where there is none.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue the run in --out, or start it if there is none.")]
 Engine = Annotated[
     str, typer.Option(help="inprocess, processes (one worker a core), flower, or auto: one of the first two.")
 ]
@@ -29,10 +29,10 @@ Task = Annotated[
 ]
 Track = Annotated[
     list[str],
-    typer.Option("--track", metavar="TRACKER", help="Tell a tracker too: tensorboard, mlflow, wandb; may be repeated."),
+    typer.Option("--track", metavar="TRACKER", help="Log to a tracker: tensorboard, mlflow, wandb; may be repeated."),
 ]
 NoPreflight = Annotated[
-    bool, typer.Option("--no-preflight", help="Leave out the checks for mistakes that give a believable false result.")
+    bool, typer.Option("--no-preflight", help="Skip the checks for mistakes that give a believable but wrong result.")
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,7 @@ from lindt.errors import UserError
 from lindt.plan.file import resolve, table_of
 from lindt.runs.files import require_plain
 
-ALL_METHODS = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt,lindt-tm"
+ALL_METHODS = "fedavg,fedprox,trimmed-mean,fb,apfl,lindt-always,lindt-tm"
 
 
 def run(
@@ -45,7 +46,7 @@ def run(
         typer.Option(help="Flower: a running SuperLink, by connection name or HOST:PORT; else a simulation."),
     ] = None,
     root_certificates: Annotated[
-        Path | None, typer.Option(help="Flower: the CA of --superlink HOST:PORT; without it plain text is spoken.")
+        Path | None, typer.Option(help="Flower: the CA of --superlink HOST:PORT; without it there is no encryption.")
     ] = None,
     noise: Annotated[
         str | None, typer.Option(help="Flower: noise and sampling from the plan's seed, or from the system (a secret).")
@@ -57,15 +58,24 @@ def run(
         Path | None, typer.Option(help="Flower: which SuperNode may hold which clients, a TOML file: ID = [0, 1].")
     ] = None,
     withhold: Annotated[
-        bool, typer.Option("--withhold", help="Flower: keep who took part, and measures without noise, off the disk.")
+        bool, typer.Option("--withhold", help="Flower: write no client names, and no measurements without noise.")
     ] = False,
     track: Track = [],  # noqa: B006
     no_preflight: NoPreflight = False,
+    keep_checkpoint: Annotated[
+        list[int],
+        typer.Option(metavar="ROUND", help="Keep the state after this round, for --branch; may be repeated."),
+    ] = [],  # noqa: B006
+    branch: Annotated[
+        Path | None,
+        typer.Option(help="Begin with a kept checkpoint of the run in this folder; without PLAN by its plan."),
+    ] = None,
+    at: Annotated[int | None, typer.Option(help="The round of the kept checkpoint; by default the last one.")] = None,
 ) -> None:
     """Run a plan: one federation, with detection and recovery as its method says.
 
-    Without PLAN the default runs: digits-nfl, a federation that goes wrong, is caught and mended. With --task
-    and no PLAN: own-task. A run is a folder: plan.toml, rounds.jsonl (one line a round), summary.json.
+    Without PLAN it runs digits-nfl, a federation that hurts its clients, is detected and recovers. With --task and no
+    PLAN it runs own-task. A run is a folder: plan.toml, rounds.jsonl (one line a round), summary.json.
 
     Examples:
 
@@ -79,30 +89,47 @@ def run(
 
     `lindt run --out runs/noisy --resume`
 
+    `lindt run cifar-nfl --keep-checkpoint 250 --out runs/first`
+
+    `lindt run --branch runs/first --set method.recovery.stop=everyone_treated --out runs/second`
+
     `lindt run digits-nfl --engine flower --superlink server.example:8000 --root-certificates ca.crt`
     """
     from lindt.cli.execution import CommandContext, play
     from lindt.engines.flower.launch import FlowerOptions
+    from lindt.runs.branch import Branch  # it imports torch
 
     if engine != "flower" and (superlink or root_certificates or noise or nodes or withhold):
-        raise UserError("--superlink, --root-certificates, --noise, --nodes and --withhold go with --engine flower")
+        raise UserError("--superlink, --root-certificates, --noise, --nodes and --withhold need --engine flower")
+    if engine == "flower" and (keep_checkpoint or branch):
+        raise UserError("--keep-checkpoint and --branch: not with --engine flower; use another engine")
     flower = (
         FlowerOptions(superlink, root_certificates, noise, deadline, gather, comeback, nodes, withhold)
         if engine == "flower"
         else None
     )
-
+    if at is not None and branch is None:
+        raise UserError("--at: it is the round of --branch; name the run to branch from")
     named = plan is not None or bool(sets) or seed is not None or rounds is not None
     context = CommandContext(
         Console(), as_json, resume, engine, device, task, flower, tuple(track), preflight=not no_preflight
     )
+    context = replace(context, keep=tuple(keep_checkpoint), branch=None if branch is None else Branch(branch, at))
+    if branch and not out:
+        raise UserError("--branch: name the folder of the new run by --out")
+    if branch and not _holds_run(branch):
+        raise UserError(f"--branch {branch}: it holds no run; name the folder of a run")
     if out and resume and not named and not _holds_run(out):
-        raise UserError(f"--resume: {out} holds no run; name the folder of one, or a plan to begin it with")
+        raise UserError(f"--resume: {out} holds no run; name the folder of a run, or a plan to begin one with")
     if out and not _holds_run(out):
-        _require_free(out)
+        from lindt.runs.store import require_free  # it imports torch
+
+        require_free(out, "--out")
     if out and resume and not named:
         play(context, [(_name_in(out), None, out)])  # by its own plan, which the store parses
         return
+    if branch and plan is None:
+        plan = str(branch / "plan.toml")
     resolved = resolve(plan, sets, task=task, seed=seed, rounds=rounds)
     folder = out or Path("runs") / f"{resolved.name}-seed{resolved.seed}"
     kept = resume and not named and _holds_run(folder)
@@ -111,22 +138,6 @@ def run(
 
 def _holds_run(folder: Path) -> bool:
     return (folder / "plan.toml").exists()
-
-
-def _require_free(folder: Path) -> None:
-    """A new run goes into a folder of its own: beside other files, nobody could tell which are the run's.
-
-    What a run leaves that was killed before its plan was written does not stand in the way.
-    """
-    if not folder.is_dir():
-        return
-    from lindt.runs.store import NAMES  # it imports torch
-
-    aside = tuple(f".{name}." for name in NAMES)  # how a file is called while it is written
-    names = (entry.name for entry in folder.iterdir())
-    others = sorted(name for name in names if name not in NAMES and not name.startswith(aside))
-    if others:
-        raise UserError(f"--out {folder}: it is neither empty nor a run (it holds {others[0]}); name another folder")
 
 
 def _name_in(folder: Path) -> str:
@@ -162,9 +173,9 @@ def compare(
 
     Private training (each client alone) and centralized training are printed beside them as references.
 
-    `lindt compare digits-nfl --methods fedavg,apfl,lindt --rounds 40`
+    `lindt compare digits-nfl --methods fedavg,apfl,lindt-always --rounds 40`
 
-    `lindt compare digits-nfl --methods fedavg,lindt --aggregators mean,krum --attacks backdoor,sign_flip`
+    `lindt compare digits-nfl --methods fedavg,lindt-always --aggregators mean,krum --attacks backdoor,sign_flip`
     """
     from lindt.cli.comparison import ComparisonGrid, comparison_base
     from lindt.cli.execution import CommandContext, compare_methods
@@ -187,7 +198,7 @@ def demo(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """What `make run` shows: NFL under FedAvg, detected and mended; beside it two healthy federations."""
+    """Show NFL under FedAvg, its detection and recovery, and two healthy federations for comparison."""
     from lindt.cli.execution import CommandContext, demonstrate
 
     free = (Path("runs") / f"demo-{n}" for n in itertools.count(1))

@@ -1,4 +1,4 @@
-"""`lindt runs`, `show`, `report`, `table`: what stored runs say. None of them imports torch."""
+"""`lindt runs`, `show`, `report`, `table`: read stored runs. These commands do not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from lindt.cli.options import Json, RunFolder, console_for
-from lindt.errors import UserError
+from lindt.errors import UserError, plain
 
 if TYPE_CHECKING:
     from lindt.report.reading import Run
@@ -24,9 +24,9 @@ def runs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List runs: running ones first, then by time, with method, gain, who is worse off, and the verdict.
+    """List runs: running ones first, then by time, with method, gain, clients worse off, and the verdict.
 
-    A run is running, ended, stopped (by hand) or crashed; the last two go on with `lindt run --out RUN --resume`.
+    A run is running, ended, stopped (by the user) or crashed; `lindt run --out RUN --resume` continues the last two.
 
     `lindt runs rm RUN...` deletes runs, each named by its folder, with their checkpoints and clients' models.
     """
@@ -44,20 +44,20 @@ def runs(
         for row in rows:
             console.print_json(json.dumps(row), indent=None)
     elif rows:
-        console.print(runs_table(rows))
+        console.print(runs_table(rows, console.width))
     else:
         console.print(f"no runs in {folder} yet; `lindt run` makes one", highlight=False, markup=False, soft_wrap=True)
 
 
 def _remove(folders: Sequence[Path]) -> None:
-    """Delete runs: all of them are looked at first, so that a mistake deletes nothing."""
+    """Delete runs. All of them are checked first, so that nothing is deleted where one of them is refused."""
     from lindt.report.reading import read_run
 
     if not folders:
         raise UserError("lindt runs rm: name the folders of the runs to delete")
     for folder in folders:
         if folder.is_symlink() or read_run(folder).state == "running":
-            wrong = "it is a link" if folder.is_symlink() else "it is running; stop it first"
+            wrong = "it is a link; name the folder itself" if folder.is_symlink() else "it is running; stop it first"
             raise UserError(f"lindt runs rm {folder}: {wrong}; nothing was deleted")
     for folder in folders:
         shutil.rmtree(folder)
@@ -65,7 +65,7 @@ def _remove(folders: Sequence[Path]) -> None:
 
 
 def show(folder: RunFolder, as_json: Json = False) -> None:
-    """Say a run's verdict in one sentence, and draw Delta and the gain over its rounds."""
+    """Print a run's verdict in one sentence, and draw Delta and the gain over its rounds."""
     from lindt.report.reading import read_run
     from lindt.report.terminal import run_row
     from lindt.report.terminal import show as draw
@@ -83,7 +83,8 @@ def report(
 ) -> None:
     """Write one page about one run or several: a single file that opens offline and can be sent to anyone.
 
-    It says the verdict, whom the federation helps and hurts, and what recovery did. Several runs are compared.
+    It shows the verdict, which clients the federation helps and hurts, and the effect of recovery. Several runs are
+    compared.
 
     `lindt report runs/digits-nfl-seed0 -o report.html`
 
@@ -116,13 +117,11 @@ def table(
 
 
 def _left_out(runs: Sequence[Run]) -> list[str]:
-    """What of the runs' files could not be read."""
-    from lindt.report.verdict import plain
-
-    return [f"{plain(str(run.folder))}: {note}" for run in runs for note in run.said]
+    """The notes about files of the runs that could not be read."""
+    return [f"{run.folder}: {note}" for run in runs for note in run.said]
 
 
 def _say(texts: Sequence[str]) -> None:
     console = Console()
     for text in texts:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(plain(text), highlight=False, markup=False, soft_wrap=True)

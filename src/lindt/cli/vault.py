@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import datetime
@@ -48,21 +49,33 @@ def clear(
         list[str] | None, typer.Argument(help="Experiments, as `lindt vault list` names them.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All experiments.")] = False,
+    older_than: Annotated[
+        float | None, typer.Option("--older-than", metavar="DAYS", help="Experiments unchanged for so many days.")
+    ] = None,
     folder: Folder = None,
 ) -> None:
-    """Delete the models that clients keep of an experiment. A client that trains right now is not touched.
+    """Delete the models that clients keep of an experiment. Where one of its clients is training, nothing is deleted.
 
-    What is deleted is trained anew if the experiment goes on: a client starts again from the shared model.
+    If the experiment goes on, a client trains a new model: it starts again from the shared model.
     """
     home, named = _home(folder), experiments or []
-    if bool(named) == everything:
-        raise UserError("lindt vault clear: name experiments, or give --all")
-    known = {row["experiment"] for row in _experiments(home)}
+    if sum((bool(named), everything, older_than is not None)) != 1:
+        raise UserError("lindt vault clear: name experiments, or give --all, or --older-than DAYS")
+    if older_than is not None and not 0 <= older_than < float("inf"):
+        raise UserError(f"lindt vault clear --older-than {older_than:g}: give a number of days, 0 or more")
+    changed = {row["experiment"]: row["changed"] for row in _experiments(home)}
+    known = set(changed)
     if unknown := [name for name in named if name not in known]:
         raise UserError(
             f"lindt vault clear {unknown[0]}: {home} holds no such experiment; `lindt vault list` lists them"
         )
     chosen = sorted(known) if everything else named
+    if older_than is not None:
+        limit = time.time() - older_than * 86400
+        chosen = sorted(name for name in known if changed[name] < limit)
+        if not chosen:
+            text = f"{home}: no experiment was left unchanged for {older_than:g} days; nothing was deleted"
+            Console().print(text, highlight=False, markup=False, soft_wrap=True)
     with ExitStack() as held:
         for client in (one for name in chosen for one in _clients(home / name)):
             busy = f"{client}: a process trains this client; stop it first. Nothing was deleted"
@@ -77,15 +90,20 @@ def _home(folder: Path | None) -> Path:
     try:
         from lindt.flower.vault import default_folder
     except ModuleNotFoundError:
-        raise UserError("lindt vault: it is of Flower apps; pip install 'lindt[flower]'") from None
+        raise UserError("lindt vault: it needs Flower, which is not installed; pip install 'lindt[flower]'") from None
     return folder or default_folder()
 
 
 def _experiments(home: Path) -> Iterator[dict[str, Any]]:
-    """Folders that hold clients. Links are not followed."""
+    """The experiments: folders that hold clients' folders and nothing else. Links are not followed.
+
+    LINDT_PRIVATE or --folder may name a folder with other data of the user's, which must not be deleted.
+    """
+    from lindt.flower.vault import is_client_home
+
     for folder in sorted(home.iterdir()) if home.is_dir() else ():
         clients = [] if folder.is_symlink() or not folder.is_dir() else _clients(folder)
-        if clients:
+        if clients and len(clients) == len(list(folder.iterdir())) and all(map(is_client_home, clients)):
             files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
             yield {
                 "experiment": folder.name,

@@ -14,9 +14,9 @@ from rich.console import Console
 def watch(
     folder: Annotated[Path, typer.Argument(metavar="[RUNS_DIR]", help="A folder of runs.")] = Path("runs"),
     host: Annotated[
-        str, typer.Option(help="Where to listen. Any but loopback asks visitors for a token.")
+        str, typer.Option(help="Where to listen. Except on loopback, visitors are asked for a token.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8471,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 chooses a free one.")] = 8471,
     token: Annotated[
         str | None,
         typer.Option(
@@ -39,9 +39,9 @@ def watch(
         console.print(f"watching {folder} at {address}", highlight=False, markup=False, soft_wrap=True)
         if not is_loopback(host):
             console.print(
-                "the connection is not encrypted: put it behind TLS, or use ssh -L, on a net you do not trust"
+                "the connection is not encrypted: on a network that you do not trust, use a TLS proxy or ssh -L"
             )
 
     os.nice(5)  # on a busy machine the runs come first
-    with contextlib.suppress(KeyboardInterrupt):  # how it is meant to be stopped
+    with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C is the usual way to stop it
         serve(folder, host, port, token_for(host, token), ready)

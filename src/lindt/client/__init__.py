@@ -1,1 +1,1 @@
-"""What stays with a client: its data, its private model v_i, and how it trains."""
+"""The client's side: its data, its private model v_i, and its training. Data and v_i never leave the client."""

@@ -1,26 +1,29 @@
-"""A client: it owns D_i and v_i, and answers tasks. Neither ever leaves it."""
+"""A client: it holds D_i and v_i, which never leave it, and answers tasks."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
+from lindt.client.optimizers import Optimization, OptimizerStates, split_states
 from lindt.client.private_models import PrivateModel, PrivateModelCache, PrivateTraining
 from lindt.client.private_store import PrivateStore, newest, prune
 from lindt.client.training import fit, forward_all, global_step
 from lindt.data.examples import LocalWork, subset
 from lindt.errors import UserError
 from lindt.gains import with_noise
-from lindt.plan.plan import Plan, private_clients
+from lindt.plan.plan import Plan, private_clients, reporting_clients
 from lindt.plan.problem import Problem, paired, sample_values, split_validation
 from lindt.protocols import (
+    VALIDATION,
     ChoosesOnValidation,
     ClientTally,
     Context,
@@ -38,7 +41,7 @@ from lindt.weights import read_buffers, read_w, write
 @final
 @dataclass(frozen=True)
 class WorkerContext:
-    """What the clients of one worker share: the plan, modules to work in, and where things are kept."""
+    """What the clients of one worker share: the plan, the modules that they train in, and the stores."""
 
     plan: Plan
     problem: Problem
@@ -46,13 +49,21 @@ class WorkerContext:
     versions: PrivateStore
     cache: PrivateModelCache
     device: torch.device
-    attackers: frozenset[int]
-    backdoor: Examples | None  # what attackers mix in
-    far_away: bool = False  # from the server, which must not foresee what the clients draw for their privacy
+    attackers: Set[int]
+    backdoor: Examples | None  # the samples that attackers add to their data
+    far_away: bool = False  # whether the server is on another machine: then it must not know the noise of the clients
+    optimization: Optimization | None = None  # None where clients train with plain SGD
+    panel: frozenset[int] = frozenset()  # lazy clients that are scored: their P_i are kept between visits, in `alone`
+    alone: dict[tuple[int, bool], PrivateModel] = field(default_factory=dict)  # by client, and whether V_i is in it
 
     @cached_property
     def private_module(self) -> nn.Module:
-        """A second module to work in, for P_i; as with `shared`, the next client writes its own weights into it."""
+        """A second module, for P_i. As with `shared`, each client writes its own weights into it."""
+        return copy.deepcopy(self.shared).eval()
+
+    @cached_property
+    def private_module_on_whole(self) -> nn.Module:
+        """A third, for the P_i that has trained on V_i too. A client may use both at once."""
         return copy.deepcopy(self.shared).eval()
 
 
@@ -62,50 +73,59 @@ class Client:
         self.id, self.worker = id, worker
         self.test = worker.problem.data[id][1]
         self.train, self.validation = split_validation(worker.plan, worker.problem, id)
+        reporting = reporting_clients(worker.plan, len(worker.problem.data))
+        self.reports = self.validation is not None and id in reporting
         self.metric = worker.problem.metric_for(worker.plan)
-        self._alone: PrivateModel | None = None
+        held_out = self.validation is not None and not worker.problem.validation
+        # All of the client's data where lindt has held V_i out and a second P_i trains on V_i too; else None.
+        self.whole = worker.problem.data[id][0] if held_out and worker.plan.alone.with_validation else None
+        self._alone: dict[bool, PrivateModel] = {}
+        self._trainings: dict[bool, PrivateTraining] = {}
 
     def handle(self, task: Task) -> Reply:
         if task.client != self.id:
             raise ValueError(f"client {self.id} was sent a task for client {task.client}")
-        report = self._report(task) if task.kind == "train" and self.validation is not None else None
+        report = self._report(task) if task.kind == "train" and self.reports else None
         with self._seeded(task):
             if task.kind == "train":
                 return replace(self._train(task), report=report)
             if task.kind == "evaluate":
                 return self._evaluate(task)
             if task.kind == "private":
-                chosen = self._private_model().epochs
-                notes = {"samples_seen": float(self._private_training.samples_seen(chosen))}
-                return Reply(self.id, task.round, len(self.train), notes=notes)
-        raise ValueError(f"a task of kind {task.kind!r}: a client knows train, evaluate and private")
+                seen = 0
+                for whole in (False,) if self.whole is None else (False, True):
+                    seen += self._private_training(whole).samples_seen(self._private_model(whole).epochs)
+                return Reply(self.id, task.round, len(self.train), notes={"samples_seen": float(seen)})
+        raise ValueError(f"task.kind is {task.kind!r}, not train, evaluate or private")
 
     def _train(self, task: Task) -> Reply:
-        """Alg. 2, c2-c16."""
+        """One round of local training (Alg. 2, c2-c16)."""
         plan, shared, adaptation = self.worker.plan, self.worker.shared, self.worker.plan.method.adaptation
         ctx = self._open(task)
         work = LocalWork(self.train, plan.training.epochs)
         threat = plan.environment.threat
         if self.id in self.worker.attackers:
             work = threat.corrupt(work, self.worker.backdoor, task.round)
-        shared.train()  # before v_i is made: it takes its mode from w
+        shared.train()  # before v_i is built, which copies the mode of w
         recovering = task.recovering and work.honest
         private = self._private(ctx, task.round - 1, create=True) if recovering else None
         step = adaptation.step(ctx, shared, private) if recovering else global_step(ctx, shared)
-        for _ in fit(step, work, plan.training.batch, ctx.generator, self.worker.device):
+        work = replace(work, mixed=work.mixed * ctx.accumulate)  # keeps the share of backdoor samples in a step
+        for _ in fit(step, work, ctx.samples_a_step, ctx.generator, self.worker.device):
             pass
-        # A v_i gone to NaN would never come back: the client keeps the one before, as the server keeps its w.
+        # A v_i with NaN stays NaN in all later rounds: the client keeps the version before, as the server keeps w.
         if private is not None and all(_finite(tensor) for tensor in private.state_dict().values()):
             notes = {name: value for name, value in ctx.notes.items() if math.isfinite(value)}
-            prune(self.worker.versions, self.id, task.keep)  # first: to look for old ones is to wait for the new one
-            self.worker.versions.write(self.id, task.round, (private.state_dict(), notes))
+            prune(self.worker.versions, self.id, task.keep)  # before writing: listing versions waits for the write
+            states = ctx.memory.tensors() if isinstance(ctx.memory, OptimizerStates) else {}
+            self.worker.versions.write(self.id, task.round, (private.state_dict() | states, notes))
         w = read_w(shared)
         if not work.honest:
             w = task.w + threat.report(w - task.w, plan.seed_for("report", task.round, self.id), task.round)
         return Reply(self.id, task.round, len(self.train), w, read_buffers(shared))
 
     def _report(self, task: Task) -> GainReport:
-        """How the received w does on V_i, against P_i. Called before training, which writes w into the module again."""
+        """The gains of the received w over P_i on V_i. Called before training, which writes w into the module again."""
         worker, plan, validation = self.worker, self.worker.plan, self.validation
         assert validation is not None
         shared, metric, y = worker.shared, self.metric, validation.labels
@@ -136,7 +156,7 @@ class Client:
                 adapted_private = paired(metric, adapted_n, private_n)
                 if has_global(adaptation):
                     adapted = paired(metric, adapted_n, w_n)
-                else:  # what the federation gives to the client is what it predicts with; there is no w to compare with
+                else:  # there is no whole w: the model that the client predicts with is compared in its place
                     if predict is None:
                         predict, _ = self._predictor(ctx, replace(task, round=task.round - 1))
                     w_n, first_n = adapted_n, values(predict, first, first.labels)
@@ -151,7 +171,7 @@ class Client:
         return self._noisy(report, task.round)
 
     def _noisy(self, report: GainReport, round: int) -> GainReport:
-        """With noise, where the plan's detection asks for it; in a simulation by the plan's seed."""
+        """The report with the noise of the plan's detection; in a simulation it is drawn from the plan's seed."""
         b, plan = getattr(self.worker.plan.detection, "noise", 0.0), self.worker.plan
         if not b or self.worker.far_away:
             return with_noise(report, b)
@@ -159,11 +179,13 @@ class Client:
         return with_noise(report, b, lambda: float(torch.rand((), generator=generator, dtype=torch.float64)))
 
     def _evaluate(self, task: Task) -> Reply:
-        """How the client fares on its own test data: with w, with what it predicts with, and alone."""
+        """The scores on the client's test data: of w, of the model that it predicts with, and of P_i."""
         shared, device = self.worker.shared, self.worker.device
         ctx = self._open(task)
         shared.eval()
-        predict, _ = self._predictor(ctx, task)
+        predict, private = self._predictor(ctx, task)
+        if self.worker.plan.early_stop.patience and self.validation is not None:
+            ctx.notes[VALIDATION] = self._on_validation(ctx, predict, private, self.validation)
         if task.recovering and not has_global(self.worker.plan.method.adaptation):
             tally = self._tally(None, forward_all(predict, self.test, device).cpu())
             return Reply(self.id, task.round, len(self.train), tally=tally, notes=ctx.notes)
@@ -175,8 +197,19 @@ class Client:
         tally = self._tally(outputs.cpu(), local.cpu())
         return Reply(self.id, task.round, len(self.train), tally=tally, notes=ctx.notes)
 
+    def _on_validation(
+        self, ctx: Context, predict: Predictor, private: nn.Module | None, validation: Examples
+    ) -> float:
+        """The score on V_i of the client's predictions. A method that chooses on V_i is scored on the other half."""
+        adaptation, shared = self.worker.plan.method.adaptation, self.worker.shared
+        if isinstance(adaptation, ChoosesOnValidation) and predict is not shared:
+            outputs = adaptation.held_out_outputs(ctx, shared, private)
+        else:
+            outputs = forward_all(predict, validation, self.worker.device)
+        return self.metric.value(self.metric.tally(outputs.cpu(), validation.labels))
+
     def predictor(self, task: Task) -> tuple[Predictor, nn.Module, nn.Module | None]:
-        """How the client predicts after a round, with the modules whose weights that takes."""
+        """The client's predictor after a round, with the modules that it uses: w's, and v_i's or None."""
         with self._seeded(task):
             ctx = self._open(task)
             self.worker.shared.eval()
@@ -192,13 +225,15 @@ class Client:
 
     @property
     def _counted(self) -> bool:
-        """Whether its gain counts; who is left out of beta needs no private model."""
+        """Whether the client's gain counts in beta. Otherwise it needs no private model."""
         return self.worker.plan.scoring.attackers == "counted" or self.id not in self.worker.attackers
 
     def _tally(self, outputs: Tensor | None, local: Tensor) -> ClientTally:
-        """`outputs` are those of the global model, where there is a whole one."""
+        """The client's tally. `outputs` are those of the global model; None where there is no whole global model."""
         plan, y, metric = self.worker.plan, self.test.labels, self.metric
-        alone = self._private_model().outputs if plan.alone.private and self._counted else None
+        alone = None
+        if plan.alone.private and self._counted:
+            alone = self._private_model(self.whole is not None).outputs
         wins = losses = 0
         if alone is not None:
             better = metric.per_sample(local, y) - metric.per_sample(alone, y)
@@ -225,8 +260,8 @@ class Client:
         return seeded(self.worker.plan.seed_for("dropout", task.kind, task.round, self.id), self.worker.device)
 
     def _open(self, task: Task) -> Context:
-        """c2-c3: w_i <- w^{r-1}."""
-        plan = self.worker.plan
+        """Write the received w into the module (c2-c3: w_i <- w^{r-1}) and build the context of the task."""
+        plan, optimization = self.worker.plan, self.worker.optimization
         write(self.worker.shared, task.w, task.buffers)
         return Context(
             client=self.id,
@@ -243,55 +278,77 @@ class Client:
             validation=self.validation,
             metric=self.metric,
             private_model=self._private_module if plan.alone.private else None,
+            whole=self.whole,
+            private_on_whole=partial(self._private_module, whole=True) if plan.alone.private else None,
+            optimizer=None if optimization is None else optimization.at(task.round),
+            schedule=None if optimization is None else optimization.schedule,
+            accumulate=1 if optimization is None else optimization.accumulate,
+            memory=None if optimization is None else OptimizerStates(),
         )
 
     def _private(self, ctx: Context, up_to: int, create: bool) -> nn.Module | None:
-        """v_i as it was after round `up_to`, or its first value (c5-c6)."""
+        """v_i as it was after round `up_to`. Without one: its first value (c5-c6) with `create`, else None."""
         kept = newest(self.worker.versions, self.id, up_to=up_to)
         if kept is None and not create:
             return None
         private = self.worker.plan.method.adaptation.begin(ctx, self.worker.shared)
-        if private is None or kept is None:
+        if private is None:
+            return None
+        own, states = ({}, {}) if kept is None else (kept[0], {}) if ctx.memory is None else split_states(kept[0])
+        if isinstance(ctx.memory, OptimizerStates):
+            ctx.memory.begin(private, states)
+        if kept is None:
             return private
         ctx.notes.clear()
         ctx.notes.update(kept[1])
         try:
-            private.load_state_dict(kept[0])
+            private.load_state_dict(own)
         except RuntimeError as error:
-            raise UserError(f"client {self.id}: its v_i does not fit the model: {error}") from None
+            raise UserError(
+                f"client {self.id}: its stored v_i does not fit the model ({error}); start a new run"
+            ) from None
         return private.train(self.worker.shared.training)
 
-    def _private_model(self) -> PrivateModel:
-        """P_i. The weights stay in the cache on disk where there is one."""
-        if self._alone is None:
-            learned = self.worker.cache.learned(self._private_training)
-            self._alone = learned if self.worker.cache.folder is None else replace(learned, w_P=None, buffers=None)
-        return self._alone
+    def _private_model(self, whole: bool = False) -> PrivateModel:
+        """P_i, with `whole` that of all the client's data. With a cache on disk its weights are not kept in memory."""
+        worker, place = self.worker, (self.id, whole)
+        if whole not in self._alone and place in worker.alone:
+            self._alone[whole] = worker.alone[place]
+        if whole not in self._alone:
+            learned = worker.cache.learned(self._private_training(whole))
+            self._alone[whole] = learned if worker.cache.folder is None else replace(learned, w_P=None, buffers=None)
+            if self.id in worker.panel:
+                worker.alone[place] = self._alone[whole]
+        return self._alone[whole]
 
-    def _private_module(self) -> nn.Module | None:
-        """P_i as a module, in evaluation mode; None where this client trains none."""
+    def _private_module(self, whole: bool = False) -> nn.Module | None:
+        """P_i as a module, in evaluation mode; None where this client trains no P_i."""
         if self.id not in private_clients(self.worker.plan, len(self.worker.problem.data)):
             return None
-        learned = self._private_model()
+        learned = self._private_model(whole)
         if learned.w_P is None:
-            learned = self.worker.cache.learned(self._private_training)
+            learned = self.worker.cache.learned(self._private_training(whole))
         assert learned.w_P is not None
         assert learned.buffers is not None
-        module = self.worker.private_module
+        module = self.worker.private_module_on_whole if whole else self.worker.private_module
         write(module, learned.w_P, learned.buffers)
         return module
 
-    @cached_property
-    def _private_training(self) -> PrivateTraining:
-        worker = self.worker
-        return PrivateTraining(
-            f"client {self.id}", self.train, self.test, worker.plan, worker.problem, worker.device, self.validation
-        )
+    def _private_training(self, whole: bool = False) -> PrivateTraining:
+        """The training of P_i. It is kept, since its key in the cache takes a pass over the data and a step."""
+        if whole not in self._trainings:
+            worker, train, validation = self.worker, self.train, self.validation
+            if whole:
+                assert self.whole is not None
+                train, validation = self.whole, None
+            given = worker.plan, worker.problem, worker.device, validation
+            self._trainings[whole] = PrivateTraining(f"client {self.id}", train, self.test, *given)
+        return self._trainings[whole]
 
 
 @final
 class OutputCapture:
-    """The global model's outputs, caught while a predictor that asks it on the way runs: one pass for two scores."""
+    """Captures the global model's outputs while a predictor that calls it runs: one pass gives two scores."""
 
     def __init__(self, shared: nn.Module) -> None:
         self._shared = shared
@@ -308,14 +365,14 @@ class OutputCapture:
         return watched
 
     def outputs(self, samples: int) -> Tensor | None:
-        """None where the global model was not asked exactly once for each sample."""
+        """The captured outputs; None where the global model did not run exactly once for each sample."""
         if sum(len(output) for output in self._caught) != samples:
             return None
         return torch.cat(self._caught)
 
 
 def _finite(tensor: Tensor) -> bool:
-    """By its extremes, which NaN and infinity show in: one pass, without a mask as large as the tensor."""
+    """Whether all values are finite, by minimum and maximum: one pass, without a mask as large as the tensor."""
     if tensor.is_floating_point() and tensor.numel():
         return bool(torch.isfinite(torch.stack(tensor.aminmax())).all())
     return bool(torch.isfinite(tensor).all())

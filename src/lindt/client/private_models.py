@@ -9,7 +9,7 @@ import errno
 import hashlib
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Final, final
 import torch
 from torch import Tensor, nn
 
+from lindt.client.optimizers import Optimization, OptimizerStates, identity, optimization_of, stepping
 from lindt.client.training import (
     FEW,
     GradientStep,
@@ -29,15 +30,16 @@ from lindt.client.training import (
     training_step,
 )
 from lindt.data.examples import LocalWork, add_samples, pool, subset
+from lindt.errors import UserError
 from lindt.plan.plan import Plan
-from lindt.plan.problem import Problem, sample_values
-from lindt.protocols import Batch, Buffers, Examples
+from lindt.plan.problem import Problem, sample_values, steps_differ
+from lindt.protocols import Batch, Buffers, Examples, Step
 from lindt.runs.files import BrokenError, read_plain, seal, unseal, write_whole
 from lindt.seeds import seed_for, seeded, with_threads
 from lindt.weights import first_model, read_buffers, read_w, trainable
 
-RULE = 1  # of training alone; a change of it makes kept outputs stale
-_LOG: Final = logging.getLogger("lindt")  # to stderr, where its user has set up nothing else
+RULE = 1  # the version of the training rule; a new version makes stored outputs invalid
+_LOG: Final = logging.getLogger("lindt")  # prints to stderr by default
 
 
 def held_out_samples(plan: Plan, samples: int) -> int:
@@ -48,7 +50,7 @@ def held_out_samples(plan: Plan, samples: int) -> int:
 @final
 @dataclass(frozen=True)
 class PrivateModel:
-    """What a trained model says of the test samples, and the number of epochs that the rule chose."""
+    """A trained model's outputs on the test samples, and the number of epochs that the rule chose."""
 
     outputs: Tensor
     epochs: int = 0  # 0: not trained
@@ -57,7 +59,7 @@ class PrivateModel:
     buffers: Buffers | None = None
 
     def values_at(self, epoch: int | None = None) -> Tensor:
-        """The metric of each validation sample after `epoch` epochs; of the finished model, where there are fewer."""
+        """The metric of each validation sample after `epoch` epochs, at most those of the finished model."""
         assert self.validation_en is not None
         last = len(self.validation_en)
         return self.validation_en[(last if epoch is None else min(max(1, epoch), last)) - 1]
@@ -66,15 +68,15 @@ class PrivateModel:
 @final
 @dataclass(frozen=True)
 class PrivateTraining:
-    """One model to train without a federation: on a client's own data, or on everyone's."""
+    """The training of one model without a federation: on one client's data, or on all clients' data."""
 
-    name: str  # "client 7", "centralized": seeds come from names
+    name: str  # "client 7" or "centralized"; the seed is derived from it
     train: Examples
     test: Examples
     plan: Plan
     problem: Problem
     device: torch.device
-    validation: Examples | None = None  # V_i, which chooses nothing
+    validation: Examples | None = None  # V_i, which is not used to choose epochs
 
     @property
     def seed(self) -> int:
@@ -101,7 +103,7 @@ class PrivateTraining:
         return self.refit(best_epoch) if rule.refit else best
 
     def refit(self, chosen: int) -> PrivateModel:
-        """Trained on all of D_i for the chosen number of epochs, stretched."""
+        """Train on all of D_i, for `stretch` times the chosen number of epochs."""
         epochs, finished = max(1, round(self.plan.alone.stretch * chosen)), PrivateModel(torch.empty(0))
         values: list[Tensor] = []
         for epoch, model in self._epochs(self.train, epochs):
@@ -124,7 +126,7 @@ class PrivateTraining:
         return self.validation is not None or getattr(self.plan.method.adaptation, "uses_private_model", False)
 
     def samples_seen(self, chosen: int) -> int:
-        """What training took, in samples: the epochs that choose and the refit."""
+        """The number of samples that training reads: in the epochs that choose, and in the refit."""
         rule, held_out = self.plan.alone, held_out_samples(self.plan, len(self.train))
         choosing = min(chosen + rule.patience, rule.epochs) * (len(self.train) - held_out)
         return choosing + (max(1, round(rule.stretch * chosen)) * len(self.train) if rule.refit else 0)
@@ -133,26 +135,49 @@ class PrivateTraining:
         return replace(self, plan=replace(self.plan, alone=replace(self.plan.alone, stretch=1.0)))
 
     def _epochs(self, train: Examples, epochs: int) -> Iterator[tuple[int, nn.Module]]:
-        """The model after each epoch, in evaluation mode; an epoch counts as a round for the rate's decay."""
+        """The model after each epoch, in evaluation mode. For the decay of the rate an epoch counts as a round."""
         model = prepare_model(first_model(self.problem, self.plan), self.device, train.take(torch.arange(1))[0])
-        training, loss, rate = self.plan.training, self.problem.loss, self.plan.training.rate
+        training, steps = self.plan.training, self._steps(model)
+        by, now = self._optimization, steps(1)
+
+        def step(batch: Batch) -> None:
+            now(batch)
+
+        samples = training.batch if by is None else training.batch * by.accumulate
+        generator = torch.Generator().manual_seed(seed_for(self.seed, "batches"))
+        with seeded(seed_for(self.seed, "dropout"), self.device):
+            model.train()
+            for epoch in fit(step, LocalWork(train, epochs), samples, generator, self.device):
+                model.eval()
+                yield epoch, model
+                model.train()
+                now = steps(epoch + 1)
+
+    @cached_property
+    def _optimization(self) -> Optimization | None:
+        return optimization_of(self.plan, self.problem) if steps_differ(self.plan, self.problem) else None
+
+    def _steps(self, model: nn.Module) -> Callable[[int], Step]:
+        """The step of an epoch. An optimizer's state is kept from epoch to epoch; its schedule restarts in each."""
+        loss, training, by = self.problem.loss, self.plan.training, self._optimization
 
         def objective(x: Tensor, y: Tensor) -> Tensor:
             return loss(model(x), y)
 
-        down = GradientStep(objective, [trainable(model)], [model], recording_key(objective, loss, "alone"))
+        if by is None:
+            down = GradientStep(objective, [trainable(model)], [model], recording_key(objective, loss, "alone"))
+            return lambda epoch: lambda batch: _ignored(down(batch, training.rate_at(epoch), training.max_norm))
+        states = OptimizerStates()
+        states.begin(model)
 
-        def step(batch: Batch) -> None:
-            down(batch, rate, training.max_norm)
+        def with_optimizer(epoch: int) -> Step:
+            states.carry_on()
+            made, group = by.at(epoch), [trainable(model)]
+            sizes = training.batch, by.accumulate, training.max_norm
+            taken = stepping(objective, group, made, by.schedule, *sizes, states)
+            return lambda batch: _ignored(taken(batch))
 
-        generator = torch.Generator().manual_seed(seed_for(self.seed, "batches"))
-        with seeded(seed_for(self.seed, "dropout"), self.device):
-            model.train()
-            for epoch in fit(step, LocalWork(train, epochs), training.batch, generator, self.device):
-                model.eval()
-                yield epoch, model
-                model.train()
-                rate = training.rate_at(epoch + 1)
+        return with_optimizer
 
     def _values(self, model: nn.Module, data: Examples) -> Tensor:
         return sample_values(
@@ -164,12 +189,12 @@ class PrivateTraining:
         return metric.value(metric.tally(forward_all(model, data, self.device).cpu(), data.labels))
 
     def key(self) -> str:
-        """The content that decides the outputs: data, first weights, structure, a step, rule and seed."""
+        """A hash of all that decides the outputs: data, initial weights, structure, a step, rule and seed."""
         return self.identity.key
 
     @cached_property
     def identity(self) -> Identity:
-        """The key, and the shapes of what is kept under it. Computed once: it reads all data and takes a step."""
+        """The key, and the shapes of the tensors stored under it. Computed once: it reads all data and takes a step."""
         model, digest = first_model(self.problem, self.plan), hashlib.sha256()
         for text in (
             model,
@@ -182,13 +207,15 @@ class PrivateTraining:
             RULE,
         ):
             digest.update(repr(text).encode())
+        if (by := self._optimization) is not None:
+            digest.update(f"optimizer {identity(by, model, self.train, self.problem, len(self.train))}".encode())
         if self.plan.alone.stretch != 1:
             digest.update(f"stretch {self.plan.alone.stretch!r}".encode())
         loss = self.problem.loss
         digest.update(name_of(loss).encode())
         for tensor in model.state_dict().values():  # frozen weights and buffers too
             digest.update(tensor.contiguous().numpy().tobytes())
-        # A changed forward, loss or metric need not show in its name: what they say of a few samples does.
+        # A changed forward, loss or metric may keep its name: so their values on a few samples go into the key, too.
         few = subset(self.test, torch.arange(min(len(self.test), FEW)))
         outputs = forward_all(model.eval(), few, torch.device("cpu"))
         digest.update(outputs.numpy().tobytes())
@@ -216,10 +243,14 @@ class PrivateTraining:
         )
 
 
+def _ignored(_gradients: object) -> None:
+    """Drop the gradients: a Step returns None."""
+
+
 @final
 @dataclass(frozen=True)
 class Identity:
-    """A private model's key, and what a file of it has to look like."""
+    """A private model's key, and the shapes that its file must have."""
 
     key: str
     outputs: tuple[int, ...]  # the shape
@@ -230,9 +261,9 @@ class Identity:
     epochs: int  # at most
 
     def read(self, kept: Mapping[str, Tensor], words: Mapping[str, str]) -> PrivateModel:
-        """The private model of a sealed file. Raises BrokenError where the file is of another, or cannot be of one."""
+        """The private model of a sealed file. Raises BrokenError where the file is of another model or not valid."""
         if words.get("key") != self.key:
-            raise BrokenError("it is another model's")
+            raise BrokenError("it is the file of another model")
         shapes = {"outputs": self.outputs, "epochs": ()}
         if self.weights:
             shapes |= {"w": (self.w,), "floats": self.buffers.floats_F.shape, "counts": self.buffers.counts_I.shape}
@@ -259,15 +290,17 @@ class Identity:
 @final
 @dataclass(frozen=True)
 class PrivateModelCache:
-    """Private models on disk, by content, so that methods and runs share them; no folder, no cache.
+    """A cache of private models on disk, by content, so that methods and runs share them. Without a folder: no cache.
 
     FOLDER/sealed/KEY.safetensors   sealed as checkpoints are; earlier versions wrote FOLDER/KEY.safetensors
 
-    A file that does not fit is set aside and its model trained anew. A cache that cannot be written is done without.
+    A file that does not fit is renamed, and its model is trained again. A cache that cannot be written is not used.
     """
 
     folder: Path | None = None
-    _said: list[str] = field(init=False, repr=False, compare=False, default_factory=list)  # why it cannot be written
+    _said: list[str] = field(
+        init=False, repr=False, compare=False, default_factory=list
+    )  # errors of writing that were logged
 
     def outputs(self, training_: PrivateTraining) -> Tensor:
         return self.learned(training_).outputs
@@ -280,11 +313,11 @@ class PrivateModelCache:
         kept = self._read(path, identity)
         if kept is not None:
             return kept
-        # A stretched training takes the number of epochs from the plain one: most of the work is in choosing it.
+        # A stretched training takes the number of epochs from the plain one, as choosing it is most of the work.
         chosen = self.learned(training_.unstretched()).epochs if training_.plan.alone.stretch != 1 else 0
         learned = training_.refit(chosen) if chosen else training_.learn()
         tensors = _as_tensors(learned)
-        if all(torch.isfinite(tensor).all() for tensor in tensors.values()):  # NaN would not be read again
+        if all(torch.isfinite(tensor).all() for tensor in tensors.values()):  # a file with NaN would be refused
             self._write(path, seal(tensors, {"key": identity.key}))
         return learned
 
@@ -297,12 +330,12 @@ class PrivateModelCache:
             wrong = f"{path} does not fit ({error})"
         try:
             os.replace(path, path.with_suffix(".damaged"))
-        except FileNotFoundError:  # by another process, which says so
+        except FileNotFoundError:  # another process has renamed it, and logs it
             return None
         except OSError as error:
             self._unwritable(error)
             return None
-        _LOG.warning("%s; it is set aside as .damaged, and the private model is trained anew", wrong)
+        _LOG.warning("%s; it is renamed to .damaged, and the private model is trained again", wrong)
         return None
 
     def _write(self, path: Path, content: bytes) -> None:
@@ -322,7 +355,7 @@ class PrivateModelCache:
         home.mkdir(parents=True, exist_ok=True)
         if old:
             _LOG.warning(
-                "%s: its private models are of an earlier version of lindt, and are trained anew; "
+                "%s: its private models are of an earlier version of lindt, and are trained again; "
                 "the *.safetensors beside the folder %s can be deleted",
                 *(self.folder, home.name),
             )
@@ -331,7 +364,7 @@ class PrivateModelCache:
         if not self._said:
             self._said.append(str(error))
             _LOG.warning(
-                "%s cannot be written (%s); the run goes on without a cache; set LINDT_CACHE to another folder",
+                "%s cannot be written (%s); the run continues without a cache; set LINDT_CACHE to another folder",
                 *(error.filename or self.folder, error.strerror),
             )
 
@@ -346,8 +379,14 @@ def _as_tensors(model: PrivateModel) -> dict[str, Tensor]:
 
 
 def centralized(plan: Plan, problem: Problem, device: str = "cpu", cache: Path | None = None) -> float:
-    """The score on everyone's test data of one model trained on everyone's training data."""
-    train, test = pool([t for t, _ in problem.data]), pool([t for _, t in problem.data])
+    """The score of one model that is trained and tested on the data of all clients."""
+    N = len(problem.data)
+    if len(problem.checked) < N:
+        raise UserError(
+            f"centralized: it trains on the data of all clients, and these {N:,} are lazy; give a list of fewer clients"
+        )
+    pairs = [problem.data[i] for i in range(N)]
+    train, test = pool([t for t, _ in pairs]), pool([t for _, t in pairs])
     training_ = PrivateTraining("centralized", train, test, plan, problem, torch.device(device))
     metric = problem.metric_for(plan)
     with with_threads(plan.threads):

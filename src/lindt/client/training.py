@@ -3,15 +3,15 @@
 Clients, FB's fine-tuning, private and centralized training call them.
 
 `sgd_step` is one step with clipped gradients. `GradientStep` takes many of the same loss: the step's operators are
-recorded once and played again with other numbers, by the same kernels, in the same order, to the same bits. Around the
-operators Python runs the layers, and autograd builds its graph and walks it back: the same each time, for a tenth of
-the time. A `Tape` keeps only the operators, as torch's dispatcher sees them below autograd, with the places where their
-operands come from and go to.
+recorded once and replayed with other numbers, by the same kernels, in the same order, with bitwise the same result. A
+replay skips the Python code of the layers and the graph of autograd, which are the same in each step and take a tenth
+of the time. A `Tape` holds only the operators, as torch's dispatcher sees them below autograd, and the slots of their
+operands and results.
 
-What a tape cannot be of is refused while it is recorded, and the step is then taken the long way for good: a value
-that Python asked for (`.item()`), a shape that depends on values, a generator of one's own, a tensor that is neither
-an input nor made on the way. What cannot be seen there is a choice that Python made by itself; so only layers that
-make none are recorded (`PLAIN`).
+Some steps cannot be recorded: those that read a value in Python (`.item()`), have a shape that depends on values, use a
+generator of their own, or use a tensor that is neither an input nor computed in the step. The recorder notices it, and
+such steps always run in full. It cannot notice a decision in Python code; so only layers without such decisions are
+recorded (`PLAIN`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import copy
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from types import FunctionType
 from typing import Any, Final, Literal, NamedTuple, final
 
@@ -30,31 +29,35 @@ from torch.nn import functional
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lindt.client.optimizers import optimizer_step
 from lindt.data.examples import LocalWork
 from lindt.errors import require
-from lindt.protocols import Batch, Context, Examples, Penalty, Step
+from lindt.protocols import Batch, Context, Examples, LocalOptimizer, Penalty, Step
 from lindt.registry import register, register_method
 from lindt.seeds import seeded
 from lindt.weights import trainable
 
 Initial = Literal["copy", "random"]
-FEW: Final = 16  # samples by which a key tells one model, loss or metric from another
+FEW: Final = 16  # samples whose outputs, loss and metric go into a key, to tell one model from another
 
 
 def prepare_model(model: nn.Module, device: torch.device, sample: Tensor) -> nn.Module:
-    """A model where it trains. One with convolutions has its weights' channels last, which a CPU runs faster on.
+    """A model on its device. A model with convolutions gets the channels-last format, which is faster on a CPU.
 
-    Not every model bears that: `.view()` on a convolution's output fails then. It is tried on a sample first.
+    Not with group norm, whose kernels take two to three times as long in that format. The format does not work with
+    every model: `.view()` on a convolution's output fails. So it is tried on a sample first.
     """
     model = model.to(device)
     if not any(isinstance(module, nn.Conv2d) for module in model.modules()):
+        return model
+    if any(isinstance(module, nn.GroupNorm | nn.InstanceNorm2d) for module in model.modules()):
         return model
     training = model.training
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     try:
         with torch.no_grad():
             model.eval()(sample.to(device))
-    except RuntimeError:  # if it fails for another reason, it will fail again where that can be told
+    except RuntimeError:  # a failure for another reason occurs again in training, where it is reported
         model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return model.train(training)
 
@@ -107,6 +110,78 @@ class Proximal:
 register_method("fedprox", penalty={"kind": "proximal", "mu": 0.001}, recovery="never")
 
 
+@register(LocalOptimizer)
+@final
+@dataclass(frozen=True)
+class Sgd:
+    """SGD, as in torch.optim.SGD."""
+
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(0 <= self.momentum < 1, "momentum", self.momentum, "the momentum lies in [0, 1)")
+        require(not self.nesterov or self.momentum > 0, "nesterov", self.nesterov, "give it a momentum above 0")
+        _require_decay(self.weight_decay)
+
+    @property
+    def plain(self) -> bool:
+        return not self.momentum and not self.weight_decay
+
+    def build(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            parameters, rate, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
+        )
+
+
+@register(LocalOptimizer)
+@final
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma and Ba 2015), as in torch.optim.Adam: the weight decay is part of the gradient."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    plain = False
+
+    def __post_init__(self) -> None:
+        _require_moments(self.betas, self.eps)
+        _require_decay(self.weight_decay)
+
+    def build(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, rate, self.betas, self.eps, self.weight_decay)
+
+
+@register(LocalOptimizer)
+@final
+@dataclass(frozen=True)
+class Adamw:
+    """AdamW (Loshchilov and Hutter 2019), as in torch.optim.AdamW: the weight decay is separate from the gradient."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    plain = False
+
+    def __post_init__(self) -> None:
+        _require_moments(self.betas, self.eps)
+        _require_decay(self.weight_decay)
+
+    def build(self, parameters: list[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, rate, self.betas, self.eps, self.weight_decay)
+
+
+def _require_moments(betas: tuple[float, float], eps: float) -> None:
+    require(all(0 <= beta < 1 for beta in betas), "betas", betas, "both lie in [0, 1)")
+    require(eps > 0, "eps", eps, "the denominator's constant must be above 0")
+
+
+def _require_decay(weight_decay: float) -> None:
+    require(weight_decay >= 0, "weight_decay", weight_decay, "the weight decay must be 0 or more")
+
+
 def global_step(ctx: Context, shared: nn.Module) -> Step:
     """Alg. 1, c7: w_i <- w_i - eta * grad of the mean loss over the batch."""
     down = gradient_step(ctx, "w", lambda x, y: ctx.shared_loss(shared, shared(x), y), (shared, trainable(shared)))
@@ -124,33 +199,23 @@ def gradient_step(
     *sides: tuple[nn.Module, list[nn.Parameter]],
     also: Sequence[Tensor] = (),
 ) -> Callable[[Batch], list[list[Tensor | None]]]:
-    """How a client steps down the loss of its batches for one round, by `Descent` or with the user's optimizer.
+    """A client's training step on a batch, for one round: by `GradientStep`, or with the optimizer of `ctx`.
 
-    A side is a module and those of its parameters that step, clipped apart. `named` is the method with its settings;
-    with None no step is recorded. `also` are tensors that the loss reads besides the modules'.
+    A side is a module and its parameters to train; the gradient of each side is clipped separately. `named` is the
+    method with its settings; with None no step is recorded. `also` are other tensors that the loss reads.
     Steps are recorded only where `loss` is defined in this package and `named` holds every Python number that it
-    reads: a tape would keep the numbers of the step that was recorded (see `recording_key`). Others take the long way.
+    reads: a tape keeps the numbers of the recorded step (see `recording_key`). Other steps run in full.
     """
     groups = [group for _, group in sides]
     if ctx.optimizer is None:
         kind = recording_key(loss, ctx.loss, named, ctx.penalty)
         down = GradientStep(loss, groups, [module for module, _ in sides], kind, [ctx.received_P, *also])
         return lambda batch: down(batch, ctx.rate, ctx.max_norm)
-    optimizers = [ctx.optimizer(group) for group in groups]
-
-    def step(batch: Batch) -> list[list[Tensor | None]]:
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss(*batch).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        return [[p.grad for p in group] for group in groups]
-
-    return step
+    return optimizer_step(ctx, ctx.optimizer, loss, groups)
 
 
 def initial_private(shared: nn.Module, first: Initial) -> nn.Module:
-    """v_i's first value: a copy of the received w, or the same structure at random."""
+    """The first value of v_i: a copy of the received w, or the same structure with random weights."""
     private = copy.deepcopy(shared)
     if first == "random":
         for module in private.modules():
@@ -161,9 +226,9 @@ def initial_private(shared: nn.Module, first: Initial) -> nn.Module:
     return private
 
 
-BEFORE: Final = 20  # steps of a kind that are taken before one is recorded, which takes up to three times as long
-MOST: Final = 100  # shapes of batches that are remembered of a kind
-# Layers that do the same for the same shapes whenever they are asked; what else they do is in their settings.
+BEFORE: Final = 20  # steps of a kind before one is recorded, as recording takes up to three times as long as a step
+MOST: Final = 100  # the most shapes of batches that are remembered for a kind
+# Layers whose operators depend only on the shapes of their inputs and on their settings.
 PLAIN: Final = {
     nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten,
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Embedding,
@@ -177,11 +242,11 @@ Slopes = list[tuple[Gradients, Tensor | None]]  # by group: the gradients, and t
 
 
 def sgd_step(loss: Tensor, rate: float, max_norm: float, *groups: list[nn.Parameter]) -> list[Gradients]:
-    """One step of SGD from one backward of `loss`; each group's gradient is clipped to `max_norm` apart.
+    """One step of SGD from one backward of `loss`; the gradient of each group is clipped to `max_norm` separately.
 
-    Returns the gradients as they were before clipping, a group at a time; None for a parameter that the loss does
-    not reach. The clip is the rule of torch.nn.utils.clip_grad_norm_, folded into the step's length: the gradients
-    themselves are not touched, which saves a pass over them and leaves a tensor that two parameters share alone.
+    Returns the gradients before clipping, by group; None for a parameter that the loss does not depend on. Clipping
+    follows the rule of torch.nn.utils.clip_grad_norm_, but scales the step: the gradients are not changed, which saves
+    a pass over them and is safe for a tensor that two parameters share.
     """
     return _move(_slopes(loss, groups), rate, max_norm, groups)
 
@@ -198,32 +263,32 @@ def _slopes(loss: Tensor, groups: Sequence[list[nn.Parameter]]) -> Slopes:
     return slopes
 
 
-@torch.no_grad()
 def _move(slopes: Slopes, rate: float, max_norm: float, groups: Sequence[list[nn.Parameter]]) -> list[Gradients]:
-    for group, (found, norm) in zip(groups, slopes, strict=True):
-        if norm is None:
-            continue
-        step = rate * min(1.0, max_norm / (float(norm) + 1e-6))
-        reached = [(p, g) for p, g in zip(group, found, strict=True) if g is not None]
-        torch._foreach_add_([p for p, _ in reached], [g for _, g in reached], alpha=-step)
+    with torch.no_grad():
+        for group, (found, norm) in zip(groups, slopes, strict=True):
+            if norm is None:
+                continue
+            step = rate * min(1.0, max_norm / (float(norm) + 1e-6))
+            reached = [(p, g) for p, g in zip(group, found, strict=True) if g is not None]
+            torch._foreach_add_([p for p, _ in reached], [g for _, g in reached], alpha=-step)
     return [found for found, _ in slopes]
 
 
 def norm_of(grads: Sequence[Tensor]) -> Tensor:
-    """Of several gradients as one vector."""
+    """The norm of several gradients as one vector."""
     length: Tensor = torch.linalg.vector_norm(torch.stack(list(torch._foreach_norm(list(grads)))))
     return length
 
 
 @final
 class GradientStep:
-    """`sgd_step` over and over, for one client: `loss` of a batch, which asks `modules` and nothing else that changes.
+    """`sgd_step` for many batches of one client. `loss` of a batch may read `modules` and `also`, nothing else.
 
-    `kind` says what the loss is besides its modules, every Python number that it reads included (see `recording_key`);
-    None: it may be anything, and no step is recorded. Steps of a kind that has been met often are recorded and played
-    from a tape, with the same bits; gradients that come from one are not to be changed in place. A client's first step
-    is always taken the long way, so that a method may look closer at it.
-    Limit: modules are looked at once. Who freezes, hooks or switches a layer later takes a new one.
+    `kind` identifies the loss besides its modules, with every Python number that it reads (see `recording_key`); with
+    None no step is recorded. Steps of a frequent kind are recorded and replayed from a tape, with bitwise the same
+    result; the gradients of a replay must not be changed in place. A client's first step always runs in full, so that a
+    method can measure it.
+    Limit: modules are examined once. To freeze, hook or switch a layer later, build a new GradientStep.
     """
 
     def __init__(
@@ -275,7 +340,7 @@ class GradientStep:
 @final
 @dataclass(frozen=True)
 class _Recorded:
-    """A tape and how its tensors make slopes: of each group, which gradients and whether a norm are among them."""
+    """A tape, and for each group which gradients, and whether a norm, are among its results."""
 
     tape: Tape
     shapes: list[tuple[list[bool], bool]]
@@ -288,7 +353,7 @@ class _Recorded:
         ]
 
 
-# By kind and shapes: a tape, or how often it was met; beyond BEFORE it is not to be recorded.
+# By kind and shapes: a tape, or the number of steps so far; above BEFORE it cannot be recorded.
 _KEPT: dict[Hashable, dict[Hashable, _Recorded | int]] = {}
 
 
@@ -302,12 +367,12 @@ def _shape(slope: tuple[Gradients, Tensor | None]) -> tuple[list[bool], bool]:
 
 
 def recording_key(objective: Callable[..., Tensor], loss: Callable[..., Tensor], *named: object) -> Hashable:
-    """The kind of steps down an objective: the loss, the method, its settings, all that decides the operators.
+    """The kind of a training step: the loss, the method and its settings, which decide the operators.
 
     None where the operators cannot be known. A tape keeps every Python number that the objective read while it was
-    recorded, so all of them must be in the kind. That is so for an objective of this package: it reads numbers from
-    `named` only. An objective that is defined elsewhere may read anything (`self.share`, `ctx.round`), and so may a
-    method of the user's that one of ours calls. A loss of torch.nn.functional does the same for the same shapes.
+    recorded, so all of them must be in the kind. An objective of this package reads numbers from `named` only. An
+    objective that is defined elsewhere may read any number (`self.share`, `ctx.round`), and so may a user's method that
+    is called by this package. A loss of torch.nn.functional has the same operators for the same shapes.
     """
     known = getattr(functional, getattr(loss, "__name__", ""), None) is loss and all(map(_fixed, named))
     own = isinstance(objective, FunctionType) and _in_package(objective.__globals__.get("__name__"))
@@ -319,7 +384,7 @@ def recording_key(objective: Callable[..., Tensor], loss: Callable[..., Tensor],
 
 
 def _fixed(value: object) -> bool:
-    """Whether it is a plain value, or one of this package's frozen settings: then equal values do the same."""
+    """Whether it is a plain value, or one of this package's frozen settings: then equal values give equal operators."""
     if isinstance(value, tuple):
         return all(map(_fixed, value))
     return type(value) in (bool, int, float, str) or _in_package(type(value).__module__)
@@ -330,7 +395,7 @@ def _in_package(module: object) -> bool:
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether all of its layers are torch's own, as they came: no hooks, no forward put in their place."""
+    """Whether all of its layers are unchanged layers of torch: without hooks, and with their own forward."""
     return (
         all(
             type(one) in PLAIN
@@ -347,7 +412,7 @@ def _plain(module: nn.Module) -> bool:
 def _structure(
     modules: Sequence[nn.Module], held: Sequence[Tensor], groups: Sequence[Sequence[Tensor]] = ()
 ) -> Hashable:
-    """What decides the operators besides the batch: layers, their settings and modes, how weights lie, which step."""
+    """What decides the operators besides the batch: layers, settings, modes, memory formats, trained parameters."""
     place = {id(tensor): index for index, tensor in enumerate(held)}
     layers = [
         (
@@ -357,7 +422,7 @@ def _structure(
             *(place.get(id(t), -1) for t in (*one._parameters.values(), *one._buffers.values())),
         )
         for module in modules
-        for name, one in module.named_modules(remove_duplicate=False)  # a layer that is used twice is there twice
+        for name, one in module.named_modules(remove_duplicate=False)  # a layer that is used twice is listed twice
     ]
     stepping = tuple(tuple(place.get(id(p), -1) for p in group) for group in groups)
     return tuple(layers), tuple((*_signature(t), t.requires_grad) for t in held), stepping
@@ -372,47 +437,70 @@ _UNFORESEEN: Final = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_
 
 
 class _Slot(NamedTuple):
-    """Where a tensor lies while a tape is played."""
+    """The place of a tensor while a tape is replayed."""
 
     place: int
 
 
 class _Operation(NamedTuple):
     operator: Callable[..., Any]
-    operands: Callable[[list[Any]], Sequence[Any]]  # taken from the slots
+    operands: list[Any]  # slots, constants, and lists of them
     options: dict[str, Any]
     into: int | list[int]  # the slot of its result, or one for each of several
-    last: list[int]  # slots that nothing after it reads
+    last: list[int]  # slots that no later operation reads
 
 
 @final
 class Tape:
-    """Operators to be played on inputs of the same shapes. It holds no tensor; constants have slots of their own."""
+    """Operators to replay on inputs of the same shapes. It holds no tensor.
 
-    def __init__(self, operations: Sequence[_Operation], slots: Sequence[Any], results: Sequence[int]) -> None:
-        self._operations, self._slots, self._results = list(operations), list(slots), list(results)
+    The operators are written as the lines of one Python function, one call each: a loop over them takes twice as long.
+    """
+
+    def __init__(self, operations: Sequence[_Operation], inputs: int, results: Sequence[int]) -> None:
+        self._operations = len(operations)
+        self._play = _as_function(operations, inputs, results)
 
     def __len__(self) -> int:
-        return len(self._operations)
+        return self._operations
 
-    @torch.inference_mode()
     def play(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        slots = self._slots.copy()
-        slots[: len(inputs)] = inputs
-        for operator, operands, options, into, last in self._operations:
-            made = operator(*operands(slots), **options)
-            if type(into) is int:
-                slots[into] = made
-            else:
-                for slot, tensor in zip(into, made, strict=True):  # type: ignore[arg-type]
-                    slots[slot] = tensor
-            for slot in last:
-                slots[slot] = None
-        return [slots[slot] for slot in self._results]
+        with torch.inference_mode():
+            return self._play(*inputs)
+
+
+def _as_function(operations: Sequence[_Operation], inputs: int, results: Sequence[int]) -> Callable[..., list[Tensor]]:
+    """A function of the inputs that calls the operators in order. Its text has only names that are made here."""
+    names: dict[str, Any] = {}
+
+    def named(value: Any) -> str:
+        names[name := f"c{len(names)}"] = value
+        return name
+
+    def text(one: Any) -> str:
+        if isinstance(one, _Slot):
+            return f"t{one.place}"
+        if isinstance(one, list) and _slots_of(one):
+            return f"[{', '.join(map(text, one))}]"
+        return named(one)
+
+    lines = [f"def play({', '.join(f't{slot}' for slot in range(inputs))}):"]
+    for operator, operands, options, into, last in operations:
+        arguments = [*map(text, operands), *([f"**{named(options)}"] if options else [])]
+        # -1 is a gradient that was not asked for.
+        made = [f"t{slot}" if slot >= 0 else "_" for slot in ([into] if isinstance(into, int) else into)]
+        target = made[0] if isinstance(into, int) else f"[{', '.join(made)}]"
+        lines.append(f"    {target} = {named(operator)}({', '.join(arguments)})")
+        if last:
+            lines.append(f"    {' = '.join(f't{slot}' for slot in last)} = None")
+    lines.append(f"    return [{', '.join(f't{slot}' for slot in results)}]")
+    exec("\n".join(lines), names)
+    play: Callable[..., list[Tensor]] = names["play"]
+    return play
 
 
 def record(work: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> Tape | None:
-    """Do the work, which counts, and give the tape of it; None where it cannot be played again."""
+    """Run `work` and return its tape; None where it cannot be replayed. The results of this run are valid."""
     recorder = _Recorder(inputs)
     with recorder:
         results = work()
@@ -423,19 +511,20 @@ def record(work: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor]) -> Ta
 class _Recorder(TorchDispatchMode):
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._seen: list[Tensor] = []  # all of them stay, so that no other takes their id
+        self._seen: list[Tensor] = []  # keeps all tensors alive, so that no other tensor gets their id
         self._slot: dict[int, int] = {}
         self._made: list[tuple[Any, list[Any], dict[str, Any], int | list[int]]] = []
         self._untransposed: dict[int, int] = {}
         self._slots = 0
         self._refused = False
         for tensor in inputs:
-            self._refused |= id(tensor) in self._slot  # the same one twice may be two the next time
+            self._refused |= id(tensor) in self._slot  # one tensor given twice may be two tensors in the next step
             self._new(tensor)
+        self._inputs = self._slots
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # or the first operator would import torch's compiler, a second's work
+        return False  # otherwise the first operator imports torch's compiler, which takes a second
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -454,8 +543,8 @@ class _Recorder(TorchDispatchMode):
             raise _RefusedError
         arguments, named = [self._operand(one) for one in args], {n: self._operand(one) for n, one in options.items()}
         if any(isinstance(one, _Slot) for one in named.values()):
-            raise _RefusedError  # no operator of a step has any
-        if func is _aten.detach.default:  # nothing is detached where no graph is built
+            raise _RefusedError  # tensors as keyword arguments are not supported; no operator of a step has any
+        if func is _aten.detach.default:  # a replay builds no graph, so that there is nothing to detach
             self._same(result, arguments[0].place)
         elif func is _aten.t.default and arguments[0].place in self._untransposed:
             self._same(result, self._untransposed[arguments[0].place])
@@ -497,7 +586,6 @@ class _Recorder(TorchDispatchMode):
         if self._refused or any(id(tensor) not in self._slot for tensor in results):
             return None
         kept = [self._slot[id(tensor)] for tensor in results]
-        slots: list[Any] = [None] * self._slots
         needed = set(kept)
         operations = []
         for func, arguments, options, into in reversed(self._made):
@@ -506,13 +594,13 @@ class _Recorder(TorchDispatchMode):
             )
             last = sorted(touched - needed - {-1})
             needed |= touched
-            called = getattr(func, "_op", func)  # what func itself calls, half a microsecond later
-            operations.append(_Operation(called, _operands(arguments, slots), options, into, last))
-        return Tape(operations[::-1], [*slots, None], kept)  # the last one for gradients that were not asked for
+            called = getattr(func, "_op", func)  # the operator that func calls: saves half a microsecond
+            operations.append(_Operation(called, arguments, options, into, last))
+        return Tape(operations[::-1], self._inputs, kept)
 
 
 class _RefusedError(Exception):
-    """It cannot be played again."""
+    """The step cannot be recorded."""
 
 
 def _slots_of(one: Any) -> set[int]:
@@ -521,28 +609,8 @@ def _slots_of(one: Any) -> set[int]:
     return {slot for each in one for slot in _slots_of(each)} if isinstance(one, list) else set()
 
 
-def _operands(arguments: list[Any], slots: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
-    """How an operator's arguments are taken from the slots; constants are put into new ones."""
-    if any(isinstance(one, list) and _slots_of(one) for one in arguments):
-        return lambda slots: [_filled(one, slots) for one in arguments]
-    places = []
-    for one in arguments:
-        places.append(one.place if isinstance(one, _Slot) else len(slots))
-        if not isinstance(one, _Slot):
-            slots.append(one)
-    if len(places) < 2:
-        return lambda slots: [slots[place] for place in places]
-    return itemgetter(*places)
-
-
-def _filled(one: Any, slots: list[Any]) -> Any:
-    if isinstance(one, _Slot):
-        return slots[one.place]
-    return [_filled(each, slots) for each in one] if isinstance(one, list) else one
-
-
 def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], batch: Batch) -> Iterator[Tensor]:
-    """Outputs, loss and gradients of one step in training mode: dropout, and a forward that asks for the mode."""
+    """Outputs, loss and gradients of one step in training mode, in which dropout and some forwards differ."""
     model = copy.deepcopy(model).train()  # BatchNorm changes its statistics
     x, y = batch
     with torch.enable_grad(), seeded(0, x.device):
@@ -556,6 +624,6 @@ def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], ba
 
 
 def name_of(value: object) -> str:
-    """A name that is the same in every process: of a function its own, else the representation without addresses."""
+    """A name that is the same in every process: a function's own name, else the representation without addresses."""
     name = getattr(value, "__qualname__", None)
     return name if isinstance(name, str) else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))

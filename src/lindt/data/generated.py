@@ -1,6 +1,6 @@
-"""Data made up on the spot, the same in every run: for experiments and tests of everything without a download.
+"""Synthetic data, the same in every run: for experiments and tests without a download.
 
-Nothing can be concluded from them about the paper's tasks; they have only their shape.
+They have the shape of the paper's data, but say nothing about the paper's tasks.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from torch import Tensor
 
 from lindt.data.partition import FloatArray
 from lindt.data.shakespeare import ALPHABET, window_pools
-from lindt.data.sources import PAPERS_TEXT, Pools, Text, register_source, split_by_class
+from lindt.data.sources import PAPERS_TEXT, Crowd, Pools, Text, register_source, split_by_class
 from lindt.seeds import seed_for
 
 CLASSES, SAMPLES, SIDE = 10, 4000, 8
-NOISE = 0.8  # times the patterns' own spread
+NOISE = 0.8  # the noise, in standard deviations of the patterns
 ROLES, SHORTEST, LONGEST = 30, 2500, 5000
 LETTERS = " etaoinshrdlucmfwygpbvk,.'"
-OWN = 0.6  # of a role's habits; the rest all roles share
-MEMBERS, EACH, FEATURES, LABELS = 40, 100, 16, 6  # of the two camps: roles, samples of a role, numbers of a sample
+OWN = 0.6  # the share of a role's own transition probabilities; the rest is common to all roles
+MEMBERS, EACH, FEATURES, LABELS = 40, 100, 16, 6  # of the two camps: roles, samples per role, inputs, labels
+OF_A_CROWD = 20  # samples of a client of the crowd
 CLOSE = 1.3  # the noise of a sample, times the spread of the classes' centres
 
 
 @register_source("generated-pictures")
 def pictures(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
-    """4,000 pictures of 3 x 8 x 8 in ten classes: a pattern a class, and noise. For `Cnn(side=8, kernel=2)`."""
+    """4,000 pictures of 3 x 8 x 8 in ten classes: one pattern per class, with noise. For `Cnn(side=8, kernel=2)`."""
     draw = np.random.default_rng(seed_for(0, "generated", "pictures"))
     patterns = draw.normal(size=(CLASSES, SIDE // 2, SIDE // 2, 3)).repeat(2, axis=1).repeat(2, axis=2)
     y = np.arange(SAMPLES) % CLASSES
@@ -44,7 +45,7 @@ def prepare(x: Tensor) -> Tensor:
 
 @register_source("generated-text")
 def speech(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
-    """30 roles of 2,500 to 5,000 characters, each a Markov chain with habits of its own, read as Shakespeare is."""
+    """30 roles of 2,500 to 5,000 characters, each from a Markov chain of its own, as windows like Shakespeare's."""
     draw = np.random.default_rng(seed_for(0, "generated", "text"))
     lengths = draw.integers(SHORTEST, LONGEST, size=ROLES, endpoint=True)
     habits = OWN * _chains(draw, ROLES) + (1 - OWN) * _chains(draw, 1)
@@ -56,14 +57,14 @@ def speech(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
 
 
 def _chains(draw: np.random.Generator, chains: int) -> FloatArray:
-    """Which letter follows which, (chains, from, to): of each row a few are likely."""
+    """The transition probabilities of letters, (chains, from, to): a few of each row are likely."""
     weights = draw.exponential(size=(chains, len(LETTERS), len(LETTERS))) ** 8
     found: FloatArray = weights / weights.sum(axis=-1, keepdims=True)
     return found
 
 
 def _walk(draw: np.random.Generator, habits: FloatArray, steps: int) -> NDArray[np.int64]:
-    """All roles step by step: the next letter by the habits of the role and the letter it is at."""
+    """The letters of all roles, step by step: each by its role's probabilities and the letter before."""
     up_to = habits.cumsum(axis=-1)
     up_to[:, :, -1] = 1.0
     everyone = np.arange(len(habits))
@@ -90,7 +91,7 @@ def clusters(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
 
 @register_source("two-camps")
 def two_camps(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
-    """40 roles in two camps that call the same things by other names: all six labels contradict."""
+    """40 roles in two camps that give the same samples other labels: all six labels contradict."""
     return _camps(LABELS, test_share, seed)
 
 
@@ -100,8 +101,24 @@ def two_camps_in_part(test_share: float, seed: int, text: Text = PAPERS_TEXT) ->
     return _camps(2, test_share, seed)
 
 
+@register_source("two-camps-crowd")
+def crowd(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Crowd:
+    """The two camps with any number of clients, each made when it is visited: 20 samples, odd numbers in the second."""
+    centres = np.random.default_rng(seed_for(0, "generated", "two camps")).normal(size=(LABELS, FEATURES))
+    tested = min(max(round(test_share * OF_A_CROWD), 1), OF_A_CROWD - 2)
+
+    def make(client: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        draw = np.random.default_rng(seed_for(seed, "generated", "crowd", client))
+        classes = draw.integers(LABELS, size=OF_A_CROWD)
+        x = torch.from_numpy((centres[classes] + draw.normal(scale=CLOSE, size=(OF_A_CROWD, FEATURES))).astype("f4"))
+        y = torch.from_numpy(classes ^ 1 if client % 2 else classes)  # the second camp swaps 0 and 1, 2 and 3, 4 and 5
+        return (x[tested:], y[tested:]), (x[:tested], y[:tested])
+
+    return Crowd(make, LABELS, tuple(f"label {label}" for label in range(LABELS)))
+
+
 def _camps(contradicted: int, test_share: float, seed: int) -> Pools:
-    """Gaussian clusters of 16 numbers, one a class. The second camp swaps the first `contradicted` labels in pairs.
+    """Gaussian clusters of 16 numbers, one per class. The second camp swaps the first `contradicted` labels in pairs.
 
     With the allocation `roles` a client is of one camp; with every other allocation it has samples of both.
     """
@@ -111,7 +128,7 @@ def _camps(contradicted: int, test_share: float, seed: int) -> Pools:
     classes = draw.integers(LABELS, size=len(roles))
     x = centres[classes] + draw.normal(scale=CLOSE, size=(len(roles), FEATURES))
     other = np.arange(LABELS)
-    other[:contradicted] = other[:contradicted] ^ 1  # 0 and 1 change places, 2 and 3, 4 and 5
+    other[:contradicted] = other[:contradicted] ^ 1  # swaps 0 and 1, 2 and 3, 4 and 5
     y = np.where(roles % 2 == 1, other[classes], classes)
     train, test = split_by_class(roles, test_share, seed)  # a share of every role
     return Pools(

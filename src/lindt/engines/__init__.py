@@ -1,3 +1,3 @@
-"""Transports: what carries tasks to clients and brings their replies."""
+"""Engines: they send tasks to clients and return the replies."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The world a federation lives in: each effect acts at exactly one point of a round."""
+"""The environment of a federation: participation, attackers, privacy. Each acts at exactly one point of a round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attackers (Fig. 1d, Appendix C.1): what they train on, what they report, what they are after.
+"""Attackers (Fig. 1d, Appendix C.1): their training data, the updates that they send, and the labels that they want.
 
 Legend: H honest clients and A attackers that answer in a round, P parameters.
 """
@@ -25,46 +25,46 @@ from lindt.seeds import seed_for
 class Threat(Protocol):
     @property
     def share(self) -> float:
-        """Of all clients; the same share attacks in every round."""
+        """The share of all clients that attack; the same share attacks in every round."""
         ...
 
     @property
     def per_batch(self) -> int:
-        """How many samples of a batch come from the pool."""
+        """The number of samples of a batch that come from the pool."""
         ...
 
     def pool(self, everything: Examples) -> Examples | None:
-        """The backdoor data that attackers hold in common, made from all training data; None for none.
+        """The backdoor data that all attackers use, made from all training data; None without backdoor data.
 
         Raises a PlanError for a field that does not fit the labels.
         """
         ...
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
-        """Before training: data, labels, epochs."""
+        """Change an attacker's work before training: data, labels, epochs."""
         ...
 
     def report(self, update_P: Tensor, seed: int, round: int) -> Tensor:
-        """After training: the update that is sent."""
+        """The update that an attacker sends after training."""
         ...
 
     def goal(self, y_n: Tensor) -> Tensor:
-        """The label the attackers want for each sample; -1 where they want nothing."""
+        """The label that attackers want for each sample; -1 where they want no label."""
         ...
 
 
 @runtime_checkable
 class Omniscient(Threat, Protocol):
-    """A threat whose attackers know the updates of the round before they send theirs: the worst case of the papers.
+    """A threat whose attackers know the honest updates of the round before they send theirs: the papers' worst case.
 
-    Only a simulation has such attackers. `play_round` asks for their updates when all replies are in, before clipping
-    and aggregation, so that they are the same on every engine. A deployment refuses the plan.
+    Only a simulation has such attackers; a deployment refuses the plan. `play_round` computes their updates after all
+    replies have arrived, before clipping and aggregation, so that they are the same on every engine.
     """
 
     def conspire(self, honest_HP: Tensor, own_AP: Tensor) -> Tensor:
-        """A x P: what the attackers send. Rows are in the order of client ids; H and A are 1 or more.
+        """The updates that the attackers send, A x P. Rows are in the order of client ids; H and A are 1 or more.
 
-        `own_AP` is what they made by `corrupt` and `report`, which they send where no honest update came.
+        `own_AP` are their updates by `corrupt` and `report`, which are used in a round without an honest update.
         """
         ...
 
@@ -72,7 +72,7 @@ class Omniscient(Threat, Protocol):
 @final
 @dataclass(frozen=True)
 class Relabelled:
-    """Samples under other labels."""
+    """Samples with other labels."""
 
     examples: Examples
     new_labels: Tensor
@@ -114,8 +114,8 @@ class NoThreat:
 class Backdoor:
     """The paper's attack on images: samples of some classes falsely labelled as others.
 
-    Each batch holds `per_batch` backdoor samples, drawn from all training samples of the source classes, and
-    fills up with the attacker's own true-labelled data; `epochs` local epochs. The default relabels CIFAR-10's
+    Each batch has `per_batch` backdoor samples, drawn from all training samples of the source classes; its other
+    samples are the attacker's own, with true labels. An attacker trains for `epochs`. The default relabels CIFAR-10's
     deer as horse and dog as frog.
     """
 
@@ -127,7 +127,7 @@ class Backdoor:
     def __post_init__(self) -> None:
         require_share(self.share)
         require(len(self.relabel) > 0, "relabel", self.relabel, "give at least one pair [from, to]")
-        require(all(a != b for a, b in self.relabel), "relabel", self.relabel, "a label cannot stand for itself")
+        require(all(a != b for a, b in self.relabel), "relabel", self.relabel, "give pairs of two different labels")
         require(all(min(pair) >= 0 for pair in self.relabel), "relabel", self.relabel, "labels are 0 or more")
         require(self.epochs >= 1, "epochs", self.epochs, "an attacker trains for at least 1 epoch")
         require(self.per_batch >= 1, "per_batch", self.per_batch, "mix in at least 1 backdoor sample a batch")
@@ -136,7 +136,7 @@ class Backdoor:
         wanted = self.goal(everything.labels)
         rows = (wanted >= 0).nonzero().flatten()
         if not len(rows):
-            raise PlanError("relabel", self.relabel, "no training sample has a label to relabel")
+            raise PlanError("relabel", self.relabel, "no training sample has one of the first labels; choose others")
         return Relabelled(subset(everything, rows), wanted[rows])
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
@@ -156,7 +156,7 @@ class Backdoor:
 @final
 @dataclass(frozen=True)
 class NextCharacter:
-    """The paper's attack on text: every next character is a newline. Nothing true-labelled is mixed in."""
+    """The paper's attack on text: every next character is labelled as a newline. No sample keeps its true label."""
 
     share: float = 0.16
     label: int = 0
@@ -186,13 +186,13 @@ class NextCharacter:
 @final
 @dataclass(frozen=True)
 class Until:
-    """A threat that ends: after `last_round` its attackers train honestly."""
+    """A threat that ends: after `last_round` the attackers train honestly."""
 
     last_round: int
     threat: Threat
 
     def __post_init__(self) -> None:
-        require(self.last_round >= 0, "last_round", self.last_round, "the last attacked round is 0 or later")
+        require(self.last_round >= 0, "last_round", self.last_round, "give the last round with an attack, 0 or more")
 
     @property
     def share(self) -> float:
@@ -216,14 +216,14 @@ class Until:
 
 
 def omniscient(threat: Threat, round: int = 1) -> Omniscient | None:
-    """The threat whose attackers know the updates of this round; None where they send what each made by itself."""
+    """The threat whose attackers know the updates of this round; None where each computes its update alone."""
     if isinstance(threat, Until):
         return omniscient(threat.threat, round) if round <= threat.last_round else None
     return threat if isinstance(threat, Omniscient) else None
 
 
 def pool_within(threat: Threat, everything: Examples) -> Examples | None:
-    """The pool of a threat that is the field `threat` of another."""
+    """The pool of a threat that is the field `threat` of another threat."""
     try:
         return threat.pool(everything)
     except PlanError as error:
@@ -231,11 +231,11 @@ def pool_within(threat: Threat, everything: Examples) -> Examples | None:
 
 
 def require_share(share: float) -> None:
-    require(0 <= share < 1, "share", share, "the attackers' share of the clients lies in [0, 1)")
+    require(0 <= share < 1, "share", share, "give the attackers' share of the clients, from 0 to below 1")
 
 
 class _Liar:
-    """Abstract: trains as it should, reports something else, wants no label in particular."""
+    """Abstract: trains honestly, sends another update, and wants no particular label."""
 
     per_batch: ClassVar[int] = 0
 
@@ -256,7 +256,7 @@ class _Liar:
 @final
 @dataclass(frozen=True)
 class SignFlip(_Liar):
-    """Reports the opposite of what it learned, `factor` times as long."""
+    """Sends its update with the opposite sign, times `factor`."""
 
     share: float = 0.2
     factor: float = 1.0
@@ -273,7 +273,7 @@ class SignFlip(_Liar):
 @final
 @dataclass(frozen=True)
 class AdditiveNoise(_Liar):
-    """Adds Gaussian noise, `factor` times as long as its update on average."""
+    """Adds Gaussian noise to its update, with on average `factor` times the norm of the update."""
 
     share: float = 0.2
     factor: float = 3.0
@@ -292,7 +292,7 @@ class AdditiveNoise(_Liar):
 @final
 @dataclass(frozen=True)
 class FreeRider(_Liar):
-    """Takes w and gives it back as it was: no training, no contribution."""
+    """Sends w back unchanged: it does not train and contributes nothing."""
 
     share: float = 0.2
 
@@ -307,14 +307,15 @@ class FreeRider(_Liar):
 @final
 @dataclass(frozen=True)
 class Colluding(_Liar):
-    """A group that agreed on a direction: all report it, each `factor` times as long as what it learned.
+    """A group that agreed on a direction: all send it, each with `factor` times the norm of its own update.
 
-    No single length gives them away, and they lie close to each other, which distances take for agreement.
+    Their norms are not unusual, and their updates are close to each other, which aggregators by distance take for
+    agreement.
     """
 
     share: float = 0.2
     factor: float = 1.0
-    agreed: int = 0  # what the direction is drawn from; it stays the same in all rounds
+    agreed: int = 0  # the seed of the direction, which is the same in all rounds
 
     def __post_init__(self) -> None:
         require_share(self.share)
@@ -332,7 +333,7 @@ class Colluding(_Liar):
 @final
 @dataclass(frozen=True)
 class LabelFlip(_Liar):
-    """Trains on its own data with every label c called `classes` - 1 - c."""
+    """Trains on its own data with every label c replaced by `classes` - 1 - c."""
 
     share: float = 0.2
     classes: int = 10
@@ -352,7 +353,9 @@ class LabelFlip(_Liar):
 
     def goal(self, y_n: Tensor) -> Tensor:
         flipped_n = self.flipped(y_n)
-        return torch.where(flipped_n == y_n, -1, flipped_n)  # the middle one of an odd number stays itself
+        return torch.where(
+            flipped_n == y_n, -1, flipped_n
+        )  # with an odd number of classes the middle label does not change
 
     def flipped(self, y_n: Tensor) -> Tensor:
         return self.classes - 1 - y_n
@@ -362,8 +365,8 @@ class LabelFlip(_Liar):
 @final
 @dataclass(frozen=True)
 class ModelReplacement:
-    """Another attack, `factor` times louder (Bagdasaryan et al. 2020): with the factor K / attackers it outvotes
-    the rest of a plain mean."""
+    """The update of another attack times `factor` (Bagdasaryan et al. 2020): with the factor K / attackers it
+    determines a plain mean."""
 
     factor: float = 5.0
     threat: Threat = field(default_factory=Backdoor)
@@ -394,7 +397,7 @@ class ModelReplacement:
 
 
 class _Insider(_Liar):
-    """Abstract: its update is made from the honest ones, so that it need not train."""
+    """Abstract: its update is computed from the honest updates, so that it does not train."""
 
     def corrupt(self, work: LocalWork, pool: Examples | None, round: int) -> LocalWork:
         return replace(work, epochs=0, honest=False)
@@ -406,9 +409,9 @@ class _Insider(_Liar):
 class InnerProduct(_Insider):
     """Inner-product manipulation (Xie et al. 2020, "Fall of Empires"): -epsilon times the mean of the honest updates.
 
-    The mean of all updates points away from the honest mean where epsilon > H / A. The default is the paper's attack
-    on means: 10 does so from one attacker among ten honest clients on. A small epsilon, such as 0.5, is made for
-    aggregators that leave out what lies far away.
+    The mean of all updates has the opposite direction of the honest mean where epsilon > H / A. The default is the
+    paper's attack on means: 10 is enough for one attacker per ten honest clients. A small epsilon, such as 0.5, is an
+    attack on aggregators that leave out distant updates.
     """
 
     share: float = 0.2
@@ -416,7 +419,7 @@ class InnerProduct(_Insider):
 
     def __post_init__(self) -> None:
         require_share(self.share)
-        require(0 < self.epsilon <= 1e9, "epsilon", self.epsilon, "how many times the honest mean lies above 0")
+        require(0 < self.epsilon <= 1e9, "epsilon", self.epsilon, "give the factor on the honest mean, above 0")
 
     def conspire(self, honest_HP: Tensor, own_AP: Tensor) -> Tensor:
         return (-self.epsilon * honest_HP.mean(0)).expand_as(own_AP)
@@ -428,8 +431,9 @@ class InnerProduct(_Insider):
 class LittleIsEnough(_Insider):
     """ "A little is enough" (Baruch et al. 2019): in each coordinate the honest mean less z standard deviations.
 
-    z = 0 is the paper's z of the round's clients and attackers: so far out that enough honest clients lie farther
-    out to make a majority with the attackers. With few attackers that is no shift at all; 1.5 is usual then.
+    z = 0 chooses the paper's z for the numbers of clients and attackers in the round: the largest z at which enough
+    honest clients are farther from the mean to be a majority together with the attackers. With few attackers it is no
+    shift at all; then 1.5 is usual.
     """
 
     share: float = 0.2
@@ -455,7 +459,7 @@ class LittleIsEnough(_Insider):
 @dataclass(frozen=True)
 class MinMax(_Insider):
     """Min-max (Shejwalkar and Houmansadr 2021): the honest mean plus gamma times a perturbation, with the largest gamma
-    at which no honest update is farther away than the two farthest honest ones are from each other.
+    at which its distance to each honest update is at most the largest distance between two honest updates.
 
     The perturbation is the negative of the standard deviation by coordinate ("std"), of the mean's direction ("unit")
     or of the mean's signs ("sign"). The paper finds gamma by bisection; here it is the root of a quadratic equation.
@@ -491,8 +495,8 @@ class MinMax(_Insider):
 @final
 @dataclass(frozen=True)
 class Sybils:
-    """One attacker under many names: all send the very same update, what the first of them that answered made by
-    `threat`. `colluding` agrees on a direction only, and each keeps its own length."""
+    """One attacker under many names: all send the same update, which the first of them that answered computed by
+    `threat`. Attackers of `colluding` share only the direction, and each keeps the norm of its own update."""
 
     threat: Threat = field(default_factory=Backdoor)
 
@@ -528,9 +532,9 @@ def _norm(vector_P: Tensor) -> float:
 
 
 def _require_own_work(threat: Threat) -> None:
-    fix = "its attackers send one update made from the honest ones already; give an attack that each makes by itself"
+    fix = "its updates are computed from the honest updates; give an attack that each attacker computes alone"
     require(omniscient(threat) is None, "threat", type(threat).__name__, fix)
 
 
 def _require_factor(factor: float) -> None:
-    require(0 < factor <= 1e9, "factor", factor, "how many times as long lies above 0")
+    require(0 < factor <= 1e9, "factor", factor, "give the factor on the norm, above 0 and up to 1e9")

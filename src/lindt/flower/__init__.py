@@ -1,4 +1,4 @@
-"""LINDT in somebody's own Flower app, in two lines.
+"""LINDT in a user's own Flower app, in two lines.
 
 app = lindt.flower.wrap(app)            # the last line of client_app.py
 strategy = NFLDetector(FedAvg())        # in server_app.py
@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from lindt.errors import UserError
+from lindt.errors import naming_extras
 
 if TYPE_CHECKING:
     from lindt.flower.client_app import wrap
@@ -24,12 +24,9 @@ _HOMES = {"Dual": "mod", "LindtMod": "mod", "NFLDetector": "detector", "wrap": "
 
 
 def __getattr__(name: str) -> Any:
-    """Fetched when they are used: Flower is an optional extra."""
+    """Fetched when they are used: Flower is an optional extra, and Dual needs torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'lindt.flower' has no attribute {name!r}")
-    try:
+    with naming_extras():
+        import_module("flwr")  # first, so that an error names its extra
         return getattr(import_module(f"lindt.flower.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] == "flwr":
-            raise UserError("Flower is not installed; pip install 'lindt[flower]'") from None
-        raise

@@ -1,20 +1,21 @@
 """`app = wrap(app)`: detection and recovery by the app's own functions, as the last line of a Flower client's file.
 
-The app's own call comes first, on w, with the message that it would have without us; its records do not change by a
-byte. Then its functions are called again with other arrays:
+The app's own function is called first, on w, with the message that it would get without lindt. Its records do not
+change by a byte. Then the app's functions are called again with other arrays:
 
-    P_i     the private model: the train function from w^0, at most two calls a visit, until it stops improving
-    v_i     the adapted model, while recovery is on: the train function from v_i, pulled half way towards w
+    P_i     the private model: the train function from w^0, at most two calls per message, until it stops improving
+    v_i     the adapted model, while recovery is on: the train function from v_i, pulled a quarter of the way to w
     scores  the evaluate function on w, v_i and P_i
 
-Each of w, v_i and P_i has its own Context.state. Python's, numpy's and torch's random generators are put back after
-the extra calls. An error in them means "no report", with a sentence in the log; the app's own reply goes out as it is.
+Each of w, v_i and P_i has its own Context.state. The random generators of Python, numpy and torch are restored after
+the extra calls. When an extra call fails, the client sends no report and logs the reason; the app's own reply is sent
+unchanged.
 
-Mods that act on what is sent (Flower's own for clipping and noise, and those named in `sharing_mods`) are not called
-for v_i and P_i, which are not sent. Others are: the app's functions may rely on them.
+Mods that change the reply (Flower's own for clipping and noise, and those named in `sharing_mods`) are not called for
+v_i and P_i, which are not sent. The other mods are called: the app's functions may rely on them.
 
-Limits: one model in one ArrayRecord, whose names and shapes come back. State in module globals is shared by all
-models, and by the app's own calls. torch is not imported here.
+Limits: the model must be one ArrayRecord, and the reply must have the same names and shapes. State in module globals
+is shared by all models and by the app's own calls. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -36,18 +37,21 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 
 from lindt.errors import UserError, one_line, require_type
+from lindt.flower.dp_sgd import noticing_dp_sgd
 from lindt.flower.messages import (
     REPORT,
     Instruction,
     Visit,
     copied,
     log_message,
+    nameless,
+    no_report,
     start_of,
     unpack_records,
     without_instruction,
 )
 from lindt.flower.scoring import Score, ScoreRule, compared, score_of
-from lindt.flower.vault import LocalModel, Vault, default_folder
+from lindt.flower.vault import LocalModel, Vault, default_folder, is_in, kept_name, origin_of, unwritable
 from lindt.gains import GainReport, with_noise
 from lindt.seeds import seed_for
 
@@ -58,11 +62,11 @@ Function = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Function], Message]
 Choice = Literal["w", "v_i", "P_i"]
 
-CALLS_A_VISIT: Final = 2  # of P_i
-MOST_CALLS: Final = 100  # of P_i
+CALLS_A_VISIT: Final = 2  # train calls for P_i per message
+MOST_CALLS: Final = 100  # train calls for P_i in all
 PATIENCE: Final = 4  # calls without a better score or loss, after which P_i is finished
-BETTER: Final = 0.99  # of the best loss so far: what counts as a better loss
-PULL: Final = 0.5  # of the way from v_i to w, before v_i trains on
+BETTER: Final = 0.99  # a loss counts as better below this fraction of the best loss so far
+PULL: Final = 0.25  # fraction of the way from v_i to w by which v_i moves before it trains
 
 
 def wrap(
@@ -74,22 +78,41 @@ def wrap(
     sharing_mods: Sequence[Mod] = (),
     dual: Dual | None = None,
 ) -> ClientApp:
-    """The same app, which also reports its gain and recovers: `app = wrap(app)`.
+    """Add gain reports and recovery to a Flower client: `app = wrap(app)`.
 
-    `score` names the metric of the evaluation that is the score ("-name" where lower is better), or is a function of
-    all metrics; without it the one with "acc" in its name, else the one with "loss". `client_id(context)` names this
-    client for good; the partition-id by default, else the node's id. `folder` is where v_i and P_i lie.
-    `sharing_mods` are mods of your own that clip or add noise to what is sent: they are not called for v_i and P_i,
-    and the client reports nothing unless the server has it add noise.
+    Args:
+        app: The ClientApp, after its functions were registered.
+        score: The name of the evaluation metric that is the score ("-name" where lower is better), or a function of
+            all metrics. By default the metric with "acc" in its name, else minus the metric with "loss" in its name.
+        client_id: A function of the context that returns a permanent name of this client. By default the name is the
+            partition-id, else a name that is made once and kept in `folder`.
+        folder: The folder in which the client keeps its models v_i and P_i.
+        sharing_mods: Your own mods that clip the reply or add noise to it. They are not called for v_i and P_i, and
+            the client reports nothing unless the server asks for reports with noise.
+        dual: Recovery by the paper's intertwined training, for a model that you give. Then give the other arguments to
+            `Dual` (`Dual(client_id=..., folder=...)`).
 
-    With `dual` recovery is the paper's intertwined training of a model that you name; then the other arguments are
-    its own (`Dual(client_id=..., folder=...)`).
+    Returns:
+        The app to name in pyproject.toml in place of `app`.
+
+    Raises:
+        UserError: The app is already wrapped, uses Flower's legacy API, or is not a ClientApp.
+
+    Examples:
+        >>> from flwr.clientapp import ClientApp
+        >>> import lindt.flower
+        >>> app = ClientApp()
+        >>> @app.train()
+        ... def train(message, context): ...
+        >>> app = lindt.flower.wrap(app)
+        >>> isinstance(app, ClientApp)
+        True
     """
     require_type("app", app, ClientApp, "give the ClientApp, after its functions were registered")
     if isinstance(app, WrappedApp):
-        raise UserError("app: it is wrapped already; call wrap once")
+        raise UserError("app: it is already wrapped; call wrap once")
     if app._call is not None:
-        raise UserError("app: a ClientApp(client_fn=...) is on Flower's legacy API; register @app.train() instead")
+        raise UserError("app: ClientApp(client_fn=...) uses Flower's legacy API; register @app.train() instead")
     if dual is not None:
         if score is not None or client_id is not None or folder is not None or sharing_mods:
             raise UserError("dual: give score, client_id, folder and sharing_mods to Dual(...), or leave out dual")
@@ -100,7 +123,7 @@ def wrap(
 def mods_of(function: Function) -> tuple[list[Mod], Function]:
     """The mods around a registered function, from the outside in, and the function itself.
 
-    Flower keeps neither: they are read from the closures that its `make_ffn` nests.
+    Flower does not store them: they are read from the closures that its `make_ffn` nests.
     """
     mods: list[Mod] = []
     while getattr(function, "__qualname__", "").startswith("make_ffn.<locals>."):
@@ -108,6 +131,11 @@ def mods_of(function: Function) -> tuple[list[Mod], Function]:
         mods.append(cells["_mod"].cell_contents)
         function = cells["_ffn"].cell_contents
     return mods, function
+
+
+def all_mods(app: ClientApp) -> list[Mod]:
+    """The mods of the app and of each of its functions."""
+    return [*app._mods, *(mod for function in app._registered_funcs.values() for mod in mods_of(function)[0])]
 
 
 def with_mods(function: Function, mods: Sequence[Mod]) -> Function:
@@ -121,9 +149,10 @@ def _around(function: Function, mod: Mod) -> Function:
 
 
 def _with_dual(app: ClientApp, dual: Dual) -> ClientApp:
-    """The dual model's mod inside all others, of the app and of each function: they then see what it sends."""
+    """Put the dual model's mod inside all mods of the app and of each function: they then see what it sends."""
     wrapped = ClientApp()
     wrapped._mods, wrapped._lifespan = app._mods, app._lifespan
+    dual.adds_noise = any(isinstance(mod, LocalDpMod) for mod in all_mods(app))
     for name, function in app._registered_funcs.items():
         mods, own = mods_of(function)
         wrapped._registered_funcs[name] = with_mods(own, [*mods, dual])
@@ -133,22 +162,23 @@ def _with_dual(app: ClientApp, dual: Dual) -> ClientApp:
 @final
 @dataclass
 class Work:
-    """One visit of the server: what came, and what the extra calls have cost so far."""
+    """One message of the server, and what the extra calls for it have cost so far."""
 
-    message: Message  # as the app was given it, its records untouched
+    message: Message  # as the app received it, its records unchanged
     context: Context
     instruction: Instruction
     client: str
     w: ArrayRecord
     name: str  # of the record with the arrays
-    state: RecordDict  # the app's own, as it was before its own call
+    state: RecordDict  # the app's own Context.state before its own call
     vault: Vault
     calls: int = 0
+    note: str = ""  # for the server's log
     started: float = field(default_factory=time.monotonic)
 
     @property
     def visit(self) -> Visit:
-        return Visit(self.client, self.calls, round(time.monotonic() - self.started, 3))
+        return Visit(self.client, self.calls, round(time.monotonic() - self.started, 3), note=self.note)
 
 
 @final
@@ -164,42 +194,43 @@ class WrappedApp(ClientApp):
         super().__init__()
         self._app, self._score, self._client_id, self._folder = app, score, client_id, folder
         self._sharing_mods = sharing_mods
-        # What is registered later, on this app or on the other, is found by both.
+        # Shared, so that a function registered later on either app is registered on both.
         self._mods, self._registered_funcs, self._lifespan = app._mods, app._registered_funcs, app._lifespan
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def __call__(self, message: Message, context: Context) -> Message:
         category = message.metadata.message_type.partition(".")[0]
         try:
             instruction = Instruction.read(message) if message.has_content() else None
         except ValueError as error:
-            log_message(f"the server's order cannot be understood: {error}; there is no report", warn=True)
+            log_message(f"the server's instruction is malformed: {error}; no report", warn=True)
             instruction = None
         if instruction is None or category not in (MessageType.TRAIN, MessageType.EVALUATE):
             return self._app(message, context)
         start = start_of(message)
         message.content = without_instruction(message.content)
-        given = _message(copied(message.content), message, message.metadata.message_type)
+        received = _message(copied(message.content), message, message.metadata.message_type)
         state = copied(context.state)
-        reply = self._app(message, context)
+        with noticing_dp_sgd() as noticed:
+            reply = self._app(message, context)
         if reply.has_error():
             return reply
         if REPORT in reply.content:
-            self._say(f"the app's reply has a record {REPORT!r} of its own; rename it, or there is no report")
+            self._warn_once(f"no report: the app's reply has a record {REPORT!r} of its own; rename that record")
             return reply
-        with _generators_put_back():
-            reply.content[REPORT] = self._record(given, context, instruction, state, start, reply)
+        with _generators_restored():
+            reply.content[REPORT] = self._record(received, context, instruction, state, start, reply, noticed.dp_sgd)
         return reply
 
     def chosen(self, message: Message, context: Context) -> tuple[Choice, ArrayRecord]:
-        """What this client predicts with: "w", "v_i" or "P_i", and its arrays. For a function of your own.
+        """The model with which this client predicts ("w", "v_i" or "P_i") and its arrays, for a function of your own.
 
-        `message` is one that NFLDetector sent, as a mod sees it. While recovery is on the model is the one that
-        scored best in the last evaluation, on the evaluation's own data; else it is w.
+        `message` is a message of NFLDetector, as a mod sees it. While recovery is on, the model is the one that scored
+        best in the last evaluation, on the evaluation's own data. Else it is w.
         """
         instruction = Instruction.read(message)
         if instruction is None:
-            raise UserError("the message carries no order of NFLDetector's, so there is no v_i to predict with")
+            raise UserError("message: it has no instruction of NFLDetector, so there is no v_i; pass a message as sent")
         work = self._work(message, context, instruction, copied(context.state))
         with work.vault.locked():
             choice = work.vault.choice() if _adapts(instruction) else "w"
@@ -217,22 +248,29 @@ class WrappedApp(ClientApp):
         state: RecordDict,
         start: bytes | None,
         reply: Message,
+        dp_sgd: bool,
     ) -> ConfigRecord:
-        """Our record in the reply. Whatever goes wrong here is said in it: the app's own reply is not touched."""
+        """The record that lindt adds to the reply. An error is written into it: the app's own reply stays as it is."""
         work: Work | None = None
         try:
             work = self._work(message, context, instruction, state)
             with work.vault.locked():
+                self._set_aside_moved(work, reply)
                 work.vault.begin_session(instruction)
+                if dp_sgd:
+                    work.vault.keep_dp_sgd()
                 if message.metadata.message_type.partition(".")[0] == MessageType.TRAIN:
                     return self._after_training(work, start)
                 return self._after_evaluation(work, reply)
-        except Exception as error:  # noqa: BLE001  # an error of ours, or of the app's functions in an extra call
+        except Exception as error:  # noqa: BLE001  # of lindt, or of the app's functions in an extra call
+            folder = self._folder or default_folder()
             ours = isinstance(error, UserError)
+            vault = isinstance(error, OSError) and is_in(folder, error)  # the run goes on without this client's report
             problem = one_line(str(error) if ours else f"{type(error).__name__}: {error}")
-            visit = work.visit if work is not None else Visit(f"node-{context.node_id}")
-            extra = "" if ours else " in an extra call of the app's own functions"
-            self._say(f"client {visit.client}: no report: {problem}{extra}")
+            problem = unwritable(folder, error) if isinstance(error, OSError) and vault else problem
+            visit = work.visit if work is not None else Visit(nameless(context.node_id))
+            extra = "" if ours or vault else " in an extra call of the app's own functions"
+            self._warn_once(f"client {visit.client}: no report: {problem}{extra}")
             return ConfigRecord({"visit": replace(visit, problem=problem, ours=ours).pack()})
 
     def _work(self, message: Message, context: Context, instruction: Instruction, state: RecordDict) -> Work:
@@ -240,41 +278,54 @@ class WrappedApp(ClientApp):
         if len(records) != 1:
             raise UserError(f"the message has {len(records)} records of weights; lindt needs one that holds the model")
         ((name, w),) = records.items()
-        client = self._name(context)
+        client = self._name(message, context, instruction)
         vault = Vault(self._folder or default_folder(), instruction.experiment, client)
         return Work(message, context, instruction, client, ArrayRecord(dict(w)), name, state, vault)
 
-    def _name(self, context: Context) -> str:
+    def _set_aside_moved(self, work: Work, reply: Message) -> None:
+        """Set models aside that were trained on other data or are of another architecture."""
+        kind, examples = work.message.metadata.message_type, None
+        if kind.partition(".")[0] == MessageType.TRAIN:
+            numbers = [record.get(work.instruction.weighted_by) for record in reply.content.metric_records.values()]
+            examples = next((int(number) for number in numbers if isinstance(number, int | float)), None)
+        origin = origin_of(work.context.node_config, work.context.run_config, work.w, examples)
+        visitor = kind, f"{work.instruction.session}/{work.context.node_id}"
+        work.note = work.vault.set_aside_moved(origin, visitor)
+        if work.note:
+            log_message(f"client {work.client}: {work.note}, in {work.vault.home / 'aside'}", warn=True)
+
+    def _name(self, message: Message, context: Context, instruction: Instruction) -> str:
         if self._client_id is not None:
             return str(self._client_id(context))
         if "partition-id" in context.node_config:
             return str(context.node_config["partition-id"])
-        return f"node-{context.node_id}"
+        visit = f"{instruction.experiment}/{instruction.session}/{instruction.round}/{message.metadata.message_type}"
+        return kept_name(self._folder or default_folder(), context.node_id, visit)
 
-    def _say(self, text: str) -> None:
-        """Once in a process: on a SuperNode each message has a process of its own."""
-        if text not in self._said:
-            self._said.add(text)
+    def _warn_once(self, text: str) -> None:
+        """Log a warning once per process. On a SuperNode each message has a process of its own."""
+        if text not in self._warned:
+            self._warned.add(text)
             log_message(text, warn=True)
 
     def _after_training(self, work: Work, start: bytes | None) -> ConfigRecord:
-        """The gain report, where the server asks for it, and v_i, while recovery is on."""
+        """Report the gain, if the server asks for it, and train v_i, while recovery is on."""
         instruction, record = work.instruction, ConfigRecord()
-        silent = self._is_silent(work)
+        silent = self._adds_noise(work) and not instruction.noise
         asks = instruction.reports and instruction.panel and not silent
         adapted = work.vault.adapted.newest(up_to=instruction.round - 1) if instruction.recovering else None
-        private, wants, fault = None, False, None
+        private, wants_start, fault = None, False, None
         if asks:
             private = work.vault.private.newest(up_to=instruction.round - 1)
             first = work.w if instruction.round == 1 else self._start(start, work)
-            wants = private is None and first is None
-            if not wants:
+            wants_start = private is None and first is None
+            if not wants_start:
                 try:
                     report, private = self._report(work, private, first, adapted)
                     record["gain"] = report
-                except Exception as error:  # noqa: BLE001  # v_i trains all the same
+                except Exception as error:  # noqa: BLE001  # v_i is trained even so
                     fault = error
-                    if private is None and first is not None:  # w^0 comes once
+                    if private is None and first is not None:  # the server sends w^0 once
                         work.vault.private.write(_untrained(first), instruction)
         if instruction.recovering:
             self._adapt(work, adapted)
@@ -282,22 +333,27 @@ class WrappedApp(ClientApp):
             raise fault
         finished = private is not None and bool(private.notes["finished"])
         visit = replace(
-            work.visit, recovers=instruction.recovering, finished=finished, wants_start=wants, silent=silent
+            work.visit, recovers=instruction.recovering, finished=finished, wants_start=wants_start, silent=silent
         )
         record["visit"] = visit.pack()
         return record
 
     def _after_evaluation(self, work: Work, reply: Message) -> ConfigRecord:
-        """How the client fares with what it predicts with, beside w and P_i."""
+        """Compare the model with which the client predicts with w and with P_i.
+
+        A client that adds noise to its updates sends no scores: they would have none, also where the server asks for
+        gain reports with noise.
+        """
         instruction = work.instruction
         others = RecordDict({k: r for k, r in work.message.content.items() if not isinstance(r, ArrayRecord)})
         work.vault.keep_evaluation(work.message.metadata.message_type, others)
-        silent = self._is_silent(work)
-        record = ConfigRecord({"visit": replace(work.visit, silent=silent).pack()})
+        work.vault.prune(instruction)
+        noisy = self._adds_noise(work)
         adapted = work.vault.adapted.newest(up_to=instruction.round) if _adapts(instruction) else None
         private = work.vault.private.newest(up_to=instruction.round) if instruction.reports else None
-        if silent or (adapted is None and private is None):
-            return record
+        silent = noisy and not instruction.noise
+        if adapted is None and (noisy or private is None):
+            return ConfigRecord({"visit": replace(work.visit, silent=silent).pack()})
         scores: dict[Choice, Score] = {"w": score_of(reply.content, self._score, instruction.weighted_by)}
         for name, model in (("v_i", adapted), ("P_i", private)):
             if model is not None:
@@ -306,9 +362,12 @@ class WrappedApp(ClientApp):
         chooses = instruction.recovering or adapted is not None
         choice = best_of(scores) if chooses else "w"
         work.vault.keep_choice(choice)
+        visit = replace(work.visit, recovers=adapted is not None, silent=silent)
+        if noisy:
+            return ConfigRecord({"visit": visit.pack()})
         tally = _tally(scores["w"], scores[choice], scores.get("P_i"))
         about: dict[str, Any] = {
-            "visit": replace(work.visit, recovers=adapted is not None).pack(),
+            "visit": visit.pack(),
             "client": work.client,
             "percent": scores["w"].share,
             "paired": False,
@@ -317,26 +376,24 @@ class WrappedApp(ClientApp):
         }
         return ConfigRecord(about)
 
-    def _is_silent(self, work: Work) -> bool:
-        """Whether this client adds noise to what it sends, and is not told to add noise to its reports."""
-        mods = [*self._app._mods]
-        for function in self._app._registered_funcs.values():
-            mods += mods_of(function)[0]
-        noisy = any(isinstance(mod, LocalDpMod) or mod in self._sharing_mods for mod in mods)
-        if noisy and not work.instruction.noise:
-            self._say(
-                f"client {work.client}: it adds noise to what it sends, so it reports nothing; the server can ask for "
-                "reports with noise: NFLDetector(..., detection=Gain(noise=0.1))"
-            )
-        return noisy and not work.instruction.noise
+    def _adds_noise(self, work: Work) -> bool:
+        """Whether this client's updates have noise. Without noise of its own, a report would reveal more than they."""
+        how = ""
+        if any(isinstance(mod, LocalDpMod) or mod in self._sharing_mods for mod in all_mods(self._app)):
+            how = "it adds noise to its updates"
+        elif work.vault.has_dp_sgd():
+            how = "its train function adds noise (DP-SGD by opacus)"
+        if how and not work.instruction.noise:
+            self._warn_once(no_report(work.client, how))
+        return bool(how)
 
     def _start(self, start: bytes | None, work: Work) -> ArrayRecord | None:
-        """w^0, as the server sent it to a client that came later."""
+        """w^0, as the server sends it to a client that joins after round 1."""
         if start is None:
             return None
         records = unpack_records(start).array_records
         if len(records) != 1:
-            raise UserError("the server sent a w^0 that is not one record of arrays")
+            raise UserError(f"the server's w^0 has {len(records)} records of arrays; lindt needs one")
         (first,) = records.values()
         _require_same(work.w, first, "the server's w^0")
         return first
@@ -386,11 +443,11 @@ class WrappedApp(ClientApp):
         return replace(trained, notes=notes)
 
     def _adapt(self, work: Work, adapted: LocalModel | None) -> None:
-        """v_i trains on: from w at first, then from where it is, pulled towards w."""
+        """Train v_i: the first time from w, later from v_i pulled towards w."""
         start = work.w if adapted is None else pulled(adapted.arrays, work.w)
         trained = self._train(work, start, work.state if adapted is None else adapted.state, "adapted")
         if not _finite_as(trained.arrays, work.w):
-            raise UserError("v_i has trained to NaN or infinity; the one before is kept")
+            raise UserError("v_i has NaN or infinite values after training; the v_i before it is kept")
         work.vault.adapted.write(trained, work.instruction)
 
     def _train(self, work: Work, arrays: ArrayRecord, state: RecordDict, purpose: str) -> LocalModel:
@@ -411,7 +468,7 @@ class WrappedApp(ClientApp):
         return LocalModel(ArrayRecord(dict(trained)), after)
 
     def _evaluate(self, work: Work, arrays: ArrayRecord, state: RecordDict) -> Score:
-        """The app's evaluate function on these arrays. What it changes in the state is forgotten."""
+        """The app's evaluate function on these arrays. Its changes to the state are discarded."""
         last = work.vault.last_evaluation()
         kind, content = last if last is not None else (self._evaluation(), copied(work.message.content))
         names = [name for name, record in content.items() if isinstance(record, ArrayRecord)]
@@ -423,7 +480,7 @@ class WrappedApp(ClientApp):
         return score_of(reply.content, self._score, work.instruction.weighted_by)
 
     def _evaluation(self) -> str:
-        """The type of an evaluation's message, where none was seen yet."""
+        """The message type of an evaluation, before the first one has come."""
         found = [name for name in self._app._registered_funcs if name.startswith("evaluate.")]
         if "evaluate.default" in found:
             return MessageType.EVALUATE
@@ -435,7 +492,7 @@ class WrappedApp(ClientApp):
     def _run(
         self, work: Work, kind: str, content: RecordDict, state: RecordDict, seed: int
     ) -> tuple[Message, RecordDict]:
-        """A registered function, without the mods that act on what is sent; its reply, and the state after it."""
+        """Call a registered function without the mods that change the reply; its reply, and the state after it."""
         category, _, action = kind.partition(".")
         function = self._app._registered_funcs.get(f"{category}.{action or 'default'}")
         if function is None:
@@ -453,34 +510,34 @@ class WrappedApp(ClientApp):
         return reply, context.state
 
     def _is_sharing(self, mod: Mod) -> bool:
-        """Whether a mod acts on what is sent: all of Flower's own do, or log its size."""
+        """Whether a mod acts on the reply as it is sent: all of Flower's own change it or log its size."""
         home = getattr(mod, "__module__", "") or type(mod).__module__
         return home.startswith("flwr.") or mod in self._sharing_mods
 
 
 def _adapts(instruction: Instruction) -> bool:
-    """Whether a v_i predicts. Under the paper's rule it does so after recovery has stopped, too; where gains are
-    tested, recovery stops because v_i was shown worse than w."""
+    """Whether the client may predict with v_i. Under the paper's rule it may also after recovery has stopped. Where
+    gains are tested, recovery stops because v_i was shown to be worse than w."""
     return instruction.recovering or not instruction.reports
 
 
 def _message(content: RecordDict, like: Message, kind: str) -> Message:
-    """A message of that type with the sender and receiver of another: functions reply to it."""
+    """A message of type `kind` with the sender and receiver of `like`, so that functions can reply to it."""
     metadata = copy.copy(like.metadata)
     metadata.message_type = kind
-    made: Any = Message  # its overloads leave `metadata` out
+    made: Any = Message  # its overloads have no `metadata`
     found: Message = made(content=content, metadata=metadata)
     return found
 
 
 def _untrained(first: ArrayRecord) -> LocalModel:
-    """P_i as it begins: w^0, in an empty state."""
+    """P_i before its first training: w^0, with an empty state."""
     return LocalModel(first, RecordDict(), {"scores": [], "losses": [], "finished": False})
 
 
 def is_finished(scores: Sequence[float], losses: Sequence[float | None]) -> bool:
-    """Whether a private model has stopped improving: in the last PATIENCE calls neither its best score nor, where
-    there is one, its best loss got better. An accuracy of few samples stands still while the loss still falls."""
+    """Whether a private model has stopped improving: in the last PATIENCE calls neither its best score improved nor,
+    if the app has a loss, its best loss. The loss is used because an accuracy on few samples changes in large steps."""
     calls = len(scores)
     if calls >= MOST_CALLS:
         return True
@@ -497,19 +554,19 @@ def is_finished(scores: Sequence[float], losses: Sequence[float | None]) -> bool
 
 
 def best_of(scores: dict[Choice, Score]) -> Choice:
-    """The model that scores best; of equals w first, then v_i."""
+    """The model with the best score; at equal scores w goes before v_i, and v_i before P_i."""
     order: tuple[Choice, ...] = ("w", "v_i", "P_i")
     return max((name for name in order if name in scores), key=lambda name: scores[name].value)
 
 
 def _in_one_scale(scores: dict[Choice, Score]) -> dict[Choice, Score]:
-    """Accuracies as shares: where one is above 1, all are percentages."""
+    """Accuracies from 0 to 1: if one accuracy is above 1, all are read as percentages."""
     percent = any(score.share and score.value > 1 for score in scores.values())
     return {name: score.scaled(percent) for name, score in scores.items()}
 
 
 def _tally(central: Score, local: Score, private: Score | None) -> str:
-    """The JSON of a ClientTally: sums over samples. Wins and losses are not known without the samples."""
+    """The JSON of a ClientTally: sums over samples. Wins and losses are 0: they cannot be known without the samples."""
 
     def sums(score: Score | None) -> list[float] | None:
         return None if score is None else [score.value * central.samples, float(central.samples)]
@@ -525,12 +582,14 @@ def _require_same(expected: ArrayRecord, found: ArrayRecord, what: str) -> None:
     if theirs != ours:
         odd = sorted(name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name))
         raise UserError(
-            f"{what} has other arrays than the message (first {odd[0]}); v_i and P_i need the same names and shapes"
+            f"{what}: array {odd[0]!r} is missing, new or of another shape than in the message; v_i and P_i need the "
+            "same names and shapes"
         )
 
 
 def pulled(v: ArrayRecord, w: ArrayRecord) -> ArrayRecord:
-    """v_i, pulled towards w. Arrays without floats (counters, packed trees), and NaN or infinity, are w's."""
+    """v_i, moved towards w. Arrays that are not floats (counters, packed trees) and values that are not finite are
+    taken from w."""
     _require_same(w, v, "v_i")
     moved = ArrayRecord()
     for name, array in w.items():
@@ -545,7 +604,7 @@ def pulled(v: ArrayRecord, w: ArrayRecord) -> ArrayRecord:
 
 
 def added(w: ArrayRecord, update: ArrayRecord) -> ArrayRecord:
-    """What a client that replies with an update has trained."""
+    """The trained weights w + update, for an app that replies with updates."""
     found = ArrayRecord()
     for name, array in w.items():
         values = array.numpy()
@@ -554,7 +613,7 @@ def added(w: ArrayRecord, update: ArrayRecord) -> ArrayRecord:
 
 
 def _finite_as(arrays: ArrayRecord, w: ArrayRecord) -> bool:
-    """No NaN or infinity but where w has one, as in a causal mask."""
+    """Whether all values are finite, except where w has NaN or infinity too, as in a causal mask."""
     for name, array in arrays.items():
         values = array.numpy()
         if np.issubdtype(values.dtype, np.floating) and not (np.isfinite(values) | ~np.isfinite(w[name].numpy())).all():
@@ -563,11 +622,11 @@ def _finite_as(arrays: ArrayRecord, w: ArrayRecord) -> bool:
 
 
 @contextmanager
-def _generators_put_back() -> Iterator[None]:
-    """Python's, numpy's and, where the app has imported it, torch's generators."""
+def _generators_restored() -> Iterator[None]:
+    """Restore the random generators of Python, numpy and, if the app has imported it, torch after the block."""
     python, numpy, torch = random.getstate(), np.random.get_state(), sys.modules.get("torch")
     cpu = torch.get_rng_state() if torch is not None else None
-    # Not asked where no accelerator was used: asking would initialise it.
+    # Not read if no accelerator was used: reading would initialise it.
     devices = torch.cuda.get_rng_state_all() if torch is not None and torch.cuda.is_initialized() else None
     try:
         yield
@@ -578,12 +637,12 @@ def _generators_put_back() -> Iterator[None]:
             torch.set_rng_state(cpu)
             if devices is not None:
                 torch.cuda.set_rng_state_all(devices)
-        elif (imported := sys.modules.get("torch")) is not None:  # by an extra call: as it is after an import
+        elif (imported := sys.modules.get("torch")) is not None:  # an extra call imported it: reset to the first state
             imported.set_rng_state(imported.Generator().get_state())
 
 
 def _seed_generators(seed: int) -> None:
-    """Extra calls draw from seeds of their own: the same visit gives the same v_i and P_i."""
+    """Seed the generators for an extra call: the same message gives the same v_i and P_i."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch = sys.modules.get("torch")

@@ -1,19 +1,23 @@
-"""Where a client keeps what is its own: v_i, and how well it does alone. Neither ever leaves this folder.
+"""The folder in which a client of `Dual` keeps v_i, P_i and the scores of P_i. They never leave this folder.
 
     FOLDER/EXPERIMENT/client-NAME/v/.../round-000012.safetensors   v_i by the round that wrote it
     FOLDER/EXPERIMENT/client-NAME/alone.safetensors                the private model P_i, and its score of each sample
-    FOLDER/EXPERIMENT/client-NAME/alone.session                    the session in which its key was compared last
-    FOLDER/EXPERIMENT/client-NAME/session                          the server's session that was met last
+    FOLDER/EXPERIMENT/client-NAME/alone.session                    the session in which its key was last compared
+    FOLDER/EXPERIMENT/client-NAME/session                          the last session of the server
+    FOLDER/EXPERIMENT/client-NAME/origin                           settings that identify the data and the model
+    FOLDER/EXPERIMENT/client-NAME/aside                            v_i of other data or of another model
     FOLDER/EXPERIMENT/client-NAME/lock
 
-Flower's Context.state survives neither a node's restart nor a new run, and a node's id may change: so files, keyed
-by experiment and client. Each is written aside, synced and renamed. v_i and the private model are sealed: a damaged
-v_i is an error, since there is no second copy; a private model is set aside, said in the log and trained anew.
+Flower's Context.state is lost when a node restarts and in a new run, and a node's id may change. So the models are in
+files, by experiment and client. Each file is written under a temporary name, synced and renamed. v_i and the private
+model have checksums. A damaged v_i is an error, since there is no second copy; a damaged private model is set aside
+with a warning and trained again.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +29,7 @@ from torch import Tensor, nn
 from lindt.client.private_store import FolderStore, meet_session, newest, prune
 from lindt.errors import UserError
 from lindt.flower.messages import Instruction, log_message
-from lindt.flower.vault import client_home, lock_client
+from lindt.flower.vault import client_home, lock_client, set_aside_moved
 from lindt.runs.files import BrokenError, read_plain, seal, unseal, write_whole
 
 CLIENT = 0  # a store holds the versions of one client
@@ -34,14 +38,14 @@ CLIENT = 0  # a store holds the versions of one client
 @final
 @dataclass(frozen=True)
 class AloneScores:
-    """How the private model P_i does. Legend: n test samples, e epochs, v validation samples."""
+    """The private model's score of each sample. Legend: n test samples, e epochs, v validation samples."""
 
     test_n: Tensor
-    validation_ev: Tensor | None = None  # after each epoch; None where the client does not report
-    rows_v: Tensor | None = None  # of the validation data, without those that stand in the training data too
+    validation_ev: Tensor | None = None  # after each epoch; None if the client does not report
+    rows_v: Tensor | None = None  # rows of the validation data that are not in the training data too
 
     def at(self, epoch: int | None = None) -> Tensor:
-        """The score of each validation sample after `epoch` epochs; of the finished model, where there are fewer."""
+        """The score of each validation sample after `epoch` epochs, or of the finished model if it had fewer epochs."""
         assert self.validation_ev is not None
         last = len(self.validation_ev)
         return self.validation_ev[(last if epoch is None else min(max(1, epoch), last)) - 1]
@@ -56,19 +60,19 @@ class AloneScores:
 
     @classmethod
     def read(cls, kept: dict[str, Tensor]) -> AloneScores:
-        """What `tensors` gave. Raises BrokenError where it cannot be."""
+        """The inverse of `tensors`. Raises BrokenError if the tensors are not those of a private model."""
         scores, values, rows = (kept.get(name) for name in ("scores", "validation", "rows"))
         if scores is None or scores.dim() != 1 or not scores.is_floating_point():
-            raise BrokenError("scores is missing, or of another shape or type")
+            raise BrokenError("scores is missing, or has a wrong shape or type")
         if (values is None) != (rows is None):
-            raise BrokenError("validation and rows are not both there")
+            raise BrokenError("only one of validation and rows is present")
         if values is not None and rows is not None:
             fitting = values.dim() == 2 and len(values) > 0 and values.is_floating_point()
             if not fitting or rows.shape != values.shape[1:] or rows.dtype != torch.int64:
-                raise BrokenError("validation or rows is of another shape or type")
+                raise BrokenError("validation or rows has a wrong shape or type")
         found = cls(scores, values, rows)
         if not found.finite:
-            raise BrokenError("it has NaN or infinity")
+            raise BrokenError("a tensor has NaN or infinity")
         return found
 
 
@@ -88,19 +92,27 @@ class ClientStore:
         self.home.mkdir(parents=True, exist_ok=True)
 
     def rounds(self) -> list[int]:
-        """The rounds that left a version of v_i."""
+        """The rounds with a stored version of v_i."""
         return self._versions.rounds(CLIENT)
 
     def locked(self, wait: float = 60.0) -> AbstractContextManager[None]:
-        """One process a client. A node that was killed may leave a process that still trains: it is waited for."""
+        """Allow one process per client. A killed node may leave a process that still trains: wait for it."""
         return lock_client(self.home, wait)
 
+    def set_aside_moved(self, origin: Mapping[str, str], visitor: tuple[str, str]) -> str:
+        """For v_i only: the private model has its own key, a hash of its data."""
+        return set_aside_moved(self.home, ("v",), origin, visitor)
+
+    def prune(self, instruction: Instruction) -> None:
+        """Remove old versions. After the last round one v_i is left."""
+        prune(self._versions, CLIENT, instruction.keep)
+
     def begin_session(self, instruction: Instruction) -> None:
-        """Drop the v_i of rounds that the server's session, if it is new, will play again."""
+        """If the server's session is new, drop the v_i of the rounds that it will repeat."""
         meet_session(self._versions, CLIENT, self.home / "session", instruction.session, instruction.since)
 
     def read(self, private: nn.Module, *, up_to: int) -> bool:
-        """Fill `private` with v_i as it was after round `up_to`; False where there is none yet."""
+        """Load v_i as it was after round `up_to` into `private`; False if there is no v_i yet."""
         kept = newest(self._versions, CLIENT, up_to=up_to)
         if kept is None:
             return False
@@ -109,14 +121,14 @@ class ClientStore:
         if found != wanted:
             odd = sorted(set(wanted.items()) ^ set(found.items()))[0]
             raise UserError(
-                f"{self.home}: v_i does not fit the model (first at {odd[0]}, {odd[1]}). It is of another model; "
-                "begin a new experiment (a new folder of NFLDetector), or move this folder away"
+                f"{self.home}: v_i does not fit the model (first at {odd[0]}, {odd[1]}): it was trained with another "
+                "model; begin a new experiment (a new folder of NFLDetector), or move this folder away"
             )
         private.load_state_dict(kept[0])
         return True
 
     def write(self, private: nn.Module, instruction: Instruction) -> bool:
-        """False where v_i has gone to NaN and would never come back: the one before is kept."""
+        """Store v_i; False if it has NaN or infinity. Then the version before it is kept."""
         tensors = private.state_dict()
         if not all(torch.isfinite(tensor).all() for tensor in tensors.values()):
             return False
@@ -125,9 +137,9 @@ class ClientStore:
         return True
 
     def read_alone(self, key: str | None, samples: int | None = None) -> AloneScores | None:
-        """How the private model P_i does; None where the kept key says other settings, model or data.
+        """The scores of P_i; None if its key shows other settings, another model or other data.
 
-        With `key` None the file is taken as it is: `checked` says whether this session has compared its key already.
+        With `key` None the key is not compared: `checked` tells whether this session has compared it already.
         """
         path = self.home / "alone.safetensors"
         if not os.path.lexists(path):
@@ -147,16 +159,16 @@ class ClientStore:
         return None if samples not in (None, len(found.test_n)) else found
 
     def write_alone(self, key: str, alone: AloneScores, model: nn.Module) -> bool:
-        """Keep the scores and P_i itself; False where the scores have NaN or infinity: nothing is kept then."""
+        """Store the scores and P_i itself; False if the scores have NaN or infinity. Then nothing is stored."""
         if not alone.finite:
-            (self.home / "alone.safetensors").unlink(missing_ok=True)  # of other settings: it is not this P_i
+            (self.home / "alone.safetensors").unlink(missing_ok=True)  # a P_i of other settings
             return False
         tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()} | alone.tensors()
         write_whole(self.home / "alone.safetensors", seal(tensors, {"key": key}))
         return True
 
     def checked(self, session: str) -> bool:
-        """Whether the key of the private model was compared in this session: that takes reading all of the data."""
+        """Whether this session has compared the private model's key. A comparison reads all of the data."""
         path = self.home / "alone.session"
         return path.exists() and path.read_text() == session
 

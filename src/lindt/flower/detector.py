@@ -5,9 +5,9 @@
     strategy = NFLDetector(FedAvg(), epsilon=0.3, patience=10)    # the paper's rule (Alg. 2, s6-s11)
     strategy.start(grid, initial_arrays, num_rounds=50)
 
-It copies the clients' weights before the strategy has them, sees the aggregate after, and changes neither.
-Limits: without reports the test of gains says "undecided: no client reports", and nothing by Delta. Delta is no
-absolute (docs/choosing-epsilon.md); noise that clients add themselves is not subtracted.
+It reads the clients' weights before the strategy gets them and the strategy's aggregate, and changes neither.
+Limits: without reports the test of gains says "undecided: no client reports"; it does not use Delta instead. Delta has
+no absolute scale (docs/choosing-epsilon.md); noise that clients add themselves is not subtracted.
 
 Legend: K clients answering, P weights.
 """
@@ -20,6 +20,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from inspect import BoundArguments, Parameter, signature
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
@@ -28,6 +29,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from lindt.errors import PlanError, UserError, one_line
+from lindt.flower.lora import LORA, ProductDivergence, factors_of, measure_products
 from lindt.flower.measure import (
     ORDER,
     DetectorWarnings,
@@ -37,7 +39,16 @@ from lindt.flower.measure import (
     measure_statistics,
     with_probes,
 )
-from lindt.flower.messages import PREFIX, START, Instruction, Visit, log_message, pack_records, with_own_config
+from lindt.flower.messages import (
+    PREFIX,
+    START,
+    Instruction,
+    Visit,
+    log_message,
+    nameless,
+    pack_records,
+    with_own_config,
+)
 from lindt.flower.protocol import detach_visit, reports_of
 from lindt.flower.recorder import RunFolder, RunRecorder
 from lindt.flower.replies import (
@@ -48,8 +59,8 @@ from lindt.flower.replies import (
     may_be_updates,
     nonfinite_names,
     validate_replies,
-    weights_of,
 )
+from lindt.flower.vectors import record_vector
 from lindt.protocols import (
     Decision,
     Detection,
@@ -65,7 +76,7 @@ from lindt.runs.schema import SCORES
 from lindt.seeds import seed_for
 from lindt.server.detection.detector import paper_rule
 from lindt.server.detection.divergence import Counting, Delta
-from lindt.server.detection.gain import Gain
+from lindt.server.detection.gain import Gain, too_short
 from lindt.server.recovery import OnDetection, OnEvidence, Persist
 from lindt.server.scores import Scores
 from lindt.server.updates import asked_reports
@@ -82,22 +93,41 @@ VERDICTS: Final = {"hurts": -1, "too early": 0, "undecided": 0, "helps": 1}  # t
 
 @final
 class NFLDetector(Strategy):
-    """Wraps a strategy. With `folder` the run is kept there in our own format, and taken up again after a crash.
+    """Wraps a strategy, detects NFL and asks clients to recover.
 
-    By default it tests the gains that clients report with their training (`wrap`), with no number to choose.
-    `detection` is another test than `Gain()`: `Gain(noise=b)` has each client add Laplace noise of scale b to the
-    numbers of its reports, `Gain(panel=0.5)` has half of the clients hold out data, train a private model and report.
-    `recover_at` says when recovery starts: at the early "warning", or at the
-    "verdict" that federation hurts. It is switched off when what the clients predict with is shown worse than w.
-    With `recover=False` clients are never asked to recover: detection only.
+    By default it tests the gains that clients report with their training (`wrap`); there is no threshold to choose.
+    Recovery is switched off when the clients' adapted models are shown to be worse than w. With `epsilon` it uses the
+    paper's rule, to which `patience`, `statistic`, `counting`, `stop` and `again` belong.
 
-    `replies` says whether the app's clients send "weights", as Flower's strategies expect, or "updates", which a
-    strategy of the user's own adds to w. Without it, replies that look like updates are refused.
+    Args:
+        strategy: Any strategy of Flower's or of your own. Put a DP wrapper inside the detector.
+        epsilon: Chooses the paper's rule: the threshold of Delta.
+        patience: Of the paper's rule: NFL is detected after more than this many rounds above epsilon. Default 250.
+        statistic: Of the paper's rule, what is compared with epsilon: `delta` (Eq. 7), `clean` (around the aggregate
+            before noise), `spread` (around the clients' own mean, which is zero for identical clients under any
+            strategy), or `median` (Delta with the median over clients, which one hostile client cannot move far).
+        counting: Of the paper's rule: `cumulative`, or `consecutive` rounds above epsilon.
+        stop: Of the paper's rule: when recovery ends; by default it persists.
+        again: Of the paper's rule: whether recovery may start again after its end (`rearm`), or only `once`.
+        detection: Another test than `Gain()`: `Gain(noise=b)` has each client add Laplace noise of scale b to the
+            numbers of its reports, `Gain(panel=0.5)` has half of the clients hold out data, train a private model and
+            report.
+        recover_at: When recovery starts: at the early "warning", or at the "verdict" that federation hurts.
+        recover: False for detection only: clients are never asked to recover.
+        replies: Whether the app's clients send "weights", as Flower's strategies expect, or "updates", which your own
+            strategy adds to w. Without it, replies that look like updates are refused.
+        folder: The folder in which the run is kept, so that it can be resumed after a crash. By default it is not kept.
+        name: The run's name in reports.
 
-    With `epsilon` it is the paper's rule, to which `patience`, `statistic`, `counting`, `stop` and `again` belong.
-    `statistic` is what is held against epsilon: `delta` (Eq. 7), `clean` (around the aggregate before noise),
-    `spread` (around the clients' own mean, which has a limit of zero under any strategy), or `median` (Delta with the
-    median over clients, which one hostile client cannot move far).
+    Raises:
+        UserError: An argument is wrong, or cannot be combined with another.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> from lindt.flower import NFLDetector
+        >>> strategy = NFLDetector(FedAvg(fraction_train=0.5))
+        >>> strategy.negative, strategy.verdict.state
+        (False, 'too early')
     """
 
     def __init__(
@@ -118,23 +148,25 @@ class NFLDetector(Strategy):
         name: str = "flower",
     ) -> None:
         if replies not in (None, "weights", "updates"):
-            raise PlanError("replies", replies, 'say "weights" or "updates"')
+            raise PlanError("replies", replies, 'give "weights" or "updates"')
         if not isinstance(strategy, Strategy):
-            raise UserError(f"strategy: a {type(strategy).__name__}; give one of flwr.serverapp.strategy")
+            raise UserError(
+                f"strategy: it is of type {type(strategy).__name__}; give a strategy of flwr.serverapp.strategy"
+            )
         links = list(chain(strategy))
         if any(isinstance(link, NFLDetector) for link in links):
-            raise UserError(f"strategy: there is a detector inside it already; {ORDER}")
+            raise UserError(f"strategy: it has a detector inside it already; {ORDER}")
         rule = paper_rule(epsilon, patience, statistic, counting, detection)
         self.rule: OnDetection | OnEvidence
         if rule is not None:
             if recover_at is not None:
-                raise PlanError("recover_at", recover_at, "follows the test of gains: leave out epsilon, or this")
+                raise PlanError("recover_at", recover_at, "only the test of gains uses it: leave out epsilon, or this")
             stopping = stop or Persist(), "once" if not recover else again or "rearm"
             self.rule = OnDetection(rule.epsilon, rule.patience, rule.statistic, rule.counting, *stopping)
         else:
             for word, given in (("stop", stop), ("again", again)):
                 if given is not None:
-                    raise PlanError(word, given, "belongs to the paper's rule: give epsilon as well, or leave it out")
+                    raise PlanError(word, given, "only the paper's rule uses it: give epsilon as well, or leave it out")
             self.rule = OnEvidence() if recover_at is None else OnEvidence(recover_at)
         self.detection: Detection = Delta() if rule is not None else _suitable(detection or Gain())
         self._noise = float(getattr(self.detection, "noise", 0.0))
@@ -148,39 +180,41 @@ class NFLDetector(Strategy):
         self._panel_start = seed_for(0, self._experiment, "panel") / 2**63  # in [0, 1]
         keys = [str(vars(link)["weighted_by_key"]) for link in links if "weighted_by_key" in vars(link)]
         self._weighted_by = keys[0] if keys else "num-examples"
-        if run_folder is not None:  # a loop of the user's own just ends: when the detector goes, or the process
+        if run_folder is not None:  # a loop of the user's own does not say when it ends
             weakref.finalize(self, run_folder.close)
         self._session = ""
         self._recover, self._replies = recover, replies
-        self._own = strategy  # as the user gave it
-        self._start: bytes = b""  # w^0, packed
-        self._fixed: frozenset[str] = frozenset()  # arrays of w^0 with NaN or infinity, as a causal mask has
-        self._asked: set[int] = set()  # nodes that were sent a training in this session
+        self._own = strategy  # the object that the user gave
+        self._first = ArrayRecord()  # w^0
+        self._fixed: frozenset[str] = frozenset()  # arrays of w^0 with NaN or infinity, such as a causal mask
+        self._asked: set[int] = set()  # nodes that got a training task in this session
         self._wanting: set[int] = set()  # nodes that have no w^0
-        self._are_weights = False  # whether a round has shown that replies are no updates
-        self._wrapped = False  # whether any client has answered wrapped
-        self._counted: tuple[object, ...] = ()  # what the log was told of wrapped clients
+        self._unnamed: frozenset[int] = frozenset()  # nodes whose name is another node's
+        self._are_weights = False  # whether a round has shown that replies are not updates
+        self._wrapped = False  # whether a wrapped client has answered
+        self._counted: tuple[object, ...] = ()  # the counts of wrapped clients that were logged last
         self._sent: ArrayRecord | None = None  # w^{r-1}; None until the run has begun
-        self._since = 0  # the round this session goes on after
-        self._offset = 0  # from the rounds that Flower's start() counts to the run's own
+        self._since = 0  # the round after which this session continues
+        self._offset = 0  # the run's number of a round less that of Flower's start()
         self._played = 0  # the last round that was aggregated
-        self._rounds: int | None = None  # that are planned
-        self._judged: DetectionState | None = self.detection.begin()  # what the test goes on from
-        self.found = self._judged  # all its answers: the verdict, the early warning, the effect of recovery
-        self._told: dict[str, object] = {}  # the last answers that the log was told
+        self._rounds: int | None = None  # the planned rounds
+        self._judged: DetectionState | None = self.detection.begin()  # the state from which the test continues
+        self.found = self._judged  # its answers: the verdict, the early warning, the effect of recovery
+        self._told: dict[str, object] = {}  # the answers that were logged last
         self.state: RecoveryState = self.rule.begin()
         self.seen: Divergence | None = None  # of the last round
-        self.scores: Scores | None = None  # of the last evaluation that clients reported in
+        self.products: ProductDivergence | None = None  # of low-rank adapters, in the last round
+        self.scores: Scores | None = None  # of the last evaluation with reports
 
     def __getattr__(self, name: str) -> Any:
-        """What a user's own strategy has besides Flower's methods."""
+        """Other attributes of the user's own strategy."""
         if name == "strategy":
             raise AttributeError(name)
         return getattr(self.strategy, name)
 
     @property
     def negative(self) -> bool:
-        """Federation hurts, by the test of gains; under the paper's rule, NFL has been detected in this run."""
+        """Whether federation hurts, by the test of gains; under the paper's rule, whether NFL was detected."""
         if self.verdict is not None:
             return self.verdict.state == "hurts"
         return self.state.detections > 0
@@ -191,7 +225,7 @@ class NFLDetector(Strategy):
         return None if self.found is None else self.found.verdict
 
     def begin(self, arrays: ArrayRecord, num_rounds: int) -> tuple[int, ArrayRecord]:
-        """For a loop of your own that calls the strategy's methods itself: call it once before the first round.
+        """Begin or resume a run in a loop of your own, which calls the strategy's methods itself.
 
         Returns the last round that was played, 0 for a new run, and the w after it. The loop's first round is the
         next one:
@@ -205,25 +239,28 @@ class NFLDetector(Strategy):
 
     def _begin(self, arrays: ArrayRecord, num_rounds: int, *, own_loop: bool) -> tuple[int, ArrayRecord]:
         self._fixed = nonfinite_names(arrays)
-        weights_of(arrays, float_names(arrays) - self._fixed)  # raises where there is nothing to measure
-        self._start, self._asked, self._wanting = pack_records(RecordDict({"arrays": arrays})), set(), set()
-        self._wrapped, self._counted, self._are_weights = False, (), False
+        if not record_vector(arrays, float_names(arrays) - self._fixed):
+            raise UserError("initial_arrays: there are no floats among them; give a model's parameters")
+        self._first, self._asked, self._wanting = ArrayRecord(dict(arrays)), set(), set()
+        self._wrapped, self._counted, self._are_weights, self._unnamed = False, (), False, frozenset()
         saved = self._recorder.resume(num_rounds, self.strategy, arrays, own_loop=own_loop)
         self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
-        self.seen, self.scores, self._told = None, None, {}
+        self.seen, self.products, self.scores, self._told = None, None, None, {}
         self._rounds, self._judged = num_rounds, self.detection.begin()
         self.found = self._judged
         if saved is not None:
-            self._are_weights = True  # as in its first rounds
+            self._are_weights = True  # as shown in its first rounds
             self._since, self.state, arrays = saved.round, saved.recovery, saved.arrays
             self._judged = saved.detection if self.detection.reports and saved.detection else self._judged
             self.found = _shown(self._judged)
             flag = "on" if self.state.on else "off"
             at = f"count {self.state.count}" if self._judged is None else f"verdict {self._judged.verdict.state!r}"
-            log_message(f"goes on after round {saved.round}, {at}, recovery {flag}")
+            log_message(f"continues after round {saved.round}, {at}, recovery {flag}")
             self._warnings.resumed()
         if self.detection.reports:
             self._warnings.reports(self._noise)
+        if isinstance(self.detection, Gain) and (short := too_short(self.detection.start, num_rounds)):
+            log_message(short, warn=True)
         self._played, self._offset = self._since, 0 if own_loop else self._since
         return self._since, arrays
 
@@ -238,21 +275,30 @@ class NFLDetector(Strategy):
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         **own: Any,
     ) -> Result:
-        """As Flower's own, with true round numbers when it goes on from a checkpoint of `folder`.
+        """As Flower's own `start`; with a checkpoint in `folder` it continues with the run's own round numbers.
 
-        Where the strategy has a `start` of its own (logging, checkpoints of the best model), that is what runs, with
-        the detector's methods in place of the strategy's; `own` are further arguments of it.
+        If the strategy has a `start` of its own (logging, checkpoints of the best model), that one runs, with the
+        detector's methods in place of the strategy's; `own` are its further arguments.
         """
         try:
             done, arrays = self._begin(initial_arrays, num_rounds, own_loop=False)
             if done >= num_rounds:
-                log_message(f"the folder holds all {num_rounds} rounds already; name another for a new run", warn=True)
+                log_message(
+                    f"the folder holds all {num_rounds} rounds already; give another folder for a new run", warn=True
+                )
                 self._recorder.finish()
                 return Result(arrays=arrays)
             score = (lambda r, w: evaluate_fn(r + done, w)) if evaluate_fn else None
-            left = num_rounds - done
-            given = (grid, arrays, left, timeout, train_config, evaluate_config, score)
-            result = self._own_start(given, own) if self._has_own_start() else super().start(*given, **own)
+            given: dict[str, Any] = {
+                "grid": grid,
+                "initial_arrays": arrays,
+                "num_rounds": num_rounds - done,
+                "timeout": timeout,
+                "train_config": train_config,
+                "evaluate_config": evaluate_config,
+                "evaluate_fn": score,
+            }
+            result = self._own_start(given, own) if self._has_own_start() else super().start(**given, **own)
             self._recorder.finish()
         finally:
             self._recorder.close()
@@ -267,12 +313,12 @@ class NFLDetector(Strategy):
         return result
 
     def _require_weights(self, valid: ValidReplies) -> None:
-        """Replies that may be updates are refused until the user has said what they are."""
+        """Refuse replies that may be updates, unless the user has said whether they are."""
         assert self._sent is not None
         found = None if self._replies or self._are_weights else may_be_updates(valid, self._sent)
         if found:
             raise UserError(
-                "the clients' replies lie nearer to 0 than to the w that they were sent: they may be updates. Say "
+                "the clients' replies are nearer to 0 than to the w that they were sent: they may be updates. Give "
                 'NFLDetector(..., replies="updates") where the strategy adds them to w, or replies="weights"'
             )
         self._are_weights = self._are_weights or found is not None
@@ -280,8 +326,8 @@ class NFLDetector(Strategy):
     def _has_own_start(self) -> bool:
         return type(self._own).start is not Strategy.start
 
-    def _own_start(self, given: tuple[Any, ...], own: Mapping[str, Any]) -> Any:
-        """The start() of the user's strategy, on the user's own object, whose methods are the detector's meanwhile.
+    def _own_start(self, given: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
+        """Call the start() of the user's strategy, while the methods of that object are replaced by the detector's.
 
         The strategy's own methods, which the detector calls, are bound before.
         """
@@ -291,12 +337,13 @@ class NFLDetector(Strategy):
                 f"strategy: {type(self._own).__name__} adds noise and has a start() of its own; call "
                 "detector.begin(arrays, rounds) and the detector's methods in a loop, as NFLDetector.begin shows"
             )
+        taken = _taken(self._own, given, own)
         self.strategy = _BoundStrategy(self._own)
         methods = ("configure_train", "aggregate_train", "configure_evaluate", "aggregate_evaluate", "summary")
         try:
             for name in methods:
                 setattr(self._own, name, getattr(self, name))
-            return self._own.start(*given, **own)
+            return self._own.start(*taken.args, **taken.kwargs)
         finally:
             for name in methods:
                 vars(self._own).pop(name, None)
@@ -307,8 +354,8 @@ class NFLDetector(Strategy):
     ) -> Iterable[Message]:
         if self._sent is None:
             raise UserError(
-                f"NFLDetector was not started itself: {ORDER}, and start() is the detector's. Under a DP wrapper "
-                "it would take the noise for zero. A loop of your own calls detector.begin(arrays, rounds) first"
+                f"NFLDetector was not started: {ORDER}, and call its start(). Inside a DP wrapper it could not see the "
+                "noise. In a loop of your own call detector.begin(arrays, rounds) first"
             )
         round, self._sent = self._next(server_round), arrays
         messages = list(self.strategy.configure_train(round, arrays, config, grid))
@@ -321,19 +368,20 @@ class NFLDetector(Strategy):
         return messages
 
     def _send_start(self, round: int, messages: list[Message]) -> None:
-        """w^0 to the clients that have none: those that came after the first round, and those that ask for it."""
-        sent = 0
+        """Add w^0 for clients that do not have it: those that came after the first round, and those that ask for it."""
+        sent, first = 0, b""
         for message in messages:
             node = message.metadata.dst_node_id
             late = self._since == 0 and round > 1 and node not in self._asked and self._wrapped
             if self.detection.reports and self._on_panel(node) and (late or node in self._wanting):
-                next(iter(message.content.config_records.values()))[START] = self._start
+                first = first or pack_records(RecordDict({"arrays": self._first}))
+                next(iter(message.content.config_records.values()))[START] = first
                 self._wanting.discard(node)
                 sent += 1
             self._asked.add(node)
         if sent:
-            size = sent * len(self._start) / 1e6
-            log_message(f"round {round}: sent w^0 to {sent} clients that have none, {size:.3g} MB in all")
+            size = sent * len(first) / 1e6
+            log_message(f"round {round}: sent w^0 to {sent} clients that did not have it, {size:.3g} MB in all")
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -356,11 +404,15 @@ class NFLDetector(Strategy):
         if round == 1:
             _require_some(valid, [visits.get(id(reply)) for reply in valid.passed if not reply.has_error()])
         self._require_weights(valid)
+        if self._replies != "updates" and self._probes.restores(valid, self._sent, clip_norm):
+            valid = replace(valid, w_K=[])
         self._probes.watch(valid.names)
+        low_rank = any(LORA in name for name in valid.names)
+        factors_K = factors_of(valid.passed, self._sent if self._replies == "updates" else None) if low_rank else []
         if valid.nodes or self._probes.outer is None:
             arrays, metrics = self.strategy.aggregate_train(round, valid.passed)
         else:  # Flower's adaptive clipping divides by the number of valid answers
-            log_message(f"round {round}: no valid answer; w stays as it was", warn=True)
+            log_message(f"round {round}: no valid answer; w does not change", warn=True)
             arrays, metrics = None, None
         self.seen = (
             measure_round(
@@ -375,10 +427,12 @@ class NFLDetector(Strategy):
             if arrays
             else None
         )
+        noisy = self._probes.outer is not None
+        self.products = measure_products(factors_K, arrays, noisy=noisy) if arrays and low_rank else None
         self._probes.forget()
         number = self._recorder.number
         answered = frozenset(number(node) for node in valid.nodes)
-        # Of the replies that were taken: a client whose update is refused has no say.
+        # The report of a client whose update is refused does not count.
         reports = {number(r.metadata.src_node_id): gains[id(r)] for r in valid.passed if id(r) in gains}
         reports = asked_reports(reports, reports.keys(), recovering=recovering)
         evidence = Evidence(round, self.seen, answered, self._recorder.clients, self._rounds, reports)
@@ -413,14 +467,18 @@ class NFLDetector(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         round = server_round + self._offset
-        return self._with_instruction(list(self.strategy.configure_evaluate(round, arrays, config, grid)), round)
+        messages = list(self.strategy.configure_evaluate(round, arrays, config, grid))
+        # After the last round a client keeps the newest version of its models, and no earlier one.
+        return self._with_instruction(messages, round, keep=round if round == self._rounds else None)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         round, replies = server_round + self._offset, list(replies)
         reports, faults = reports_of(replies)
+        refused = self._recorder.settle_names(round, {node: report.client for node, report in reports.items()})
+        reports = {node: report for node, report in reports.items() if node not in refused}
         replies, odd = consistent_replies(replies, self._weighted_by)
         for node, fault in (faults | odd).items():
-            log_message(f"round {round}: node {node} reported what cannot be understood: {fault}", warn=True)
+            log_message(f"round {round}: node {node} sent a malformed report: {fault}", warn=True)
         metrics = self.strategy.aggregate_evaluate(round, replies)
         self.scores = self._recorder.scored(round, reports)
         if self.scores is None:
@@ -448,27 +506,39 @@ class NFLDetector(Strategy):
         return "" if alpha is None else f", at level {alpha:g}"
 
     def _gains(self, round: int, replies: list[Message]) -> tuple[dict[int, GainReport], dict[int, Visit]]:
-        """The gain reports and what wrapped clients say of their visit, by the identity of their reply.
+        """Take the gain reports and visits out of the replies; returns them by the identity of their reply.
 
-        They are taken out: strategies see the user's records.
+        The strategies then see the user's records only.
         """
         found: dict[int, GainReport] = {}
         visits: dict[int, Visit] = {}
+        claims: dict[int, str] = {}
         for reply in replies:
             if reply.has_error():
                 continue
             try:
                 visit, report = detach_visit(reply.content)
             except ValueError as error:
-                fault = f"node {reply.metadata.src_node_id} sent a gain report that cannot be understood"
+                fault = f"node {reply.metadata.src_node_id} sent a malformed gain report"
                 log_message(f"round {round}: {fault}: {one_line(str(error))}", warn=True)
             else:
-                if report is not None and self.detection.reports and self._on_panel(reply.metadata.src_node_id):
+                node = reply.metadata.src_node_id
+                if report is not None:
                     found[id(reply)] = report
                 if visit is not None:
                     visits[id(reply)] = visit
+                    if not visit.problem or visit.client != nameless(node):
+                        claims[node] = visit.client
                     if visit.wants_start:
-                        self._wanting.add(reply.metadata.src_node_id)
+                        self._wanting.add(node)
+        refused = self._recorder.settle_names(round, claims)
+        self._unnamed = self._unnamed - claims.keys() | refused
+        nodes = {id(reply): reply.metadata.src_node_id for reply in replies}
+        found = {
+            place: report
+            for place, report in found.items()
+            if self.detection.reports and nodes[place] not in refused and self._on_panel(nodes[place])
+        }
         self._wrapped = self._wrapped or bool(visits)
         return found, visits
 
@@ -476,11 +546,15 @@ class NFLDetector(Strategy):
         """The run's own number of a round that is about to be played."""
         round = server_round + self._offset
         if round <= self._played:
-            raise UserError(f"round {round} was played already; go on with round {self._played + 1}")
+            raise UserError(f"round {round} was played already; continue with round {self._played + 1}")
         return round
 
-    def _with_instruction(self, messages: list[Message], round: int) -> list[Message]:
-        keep = max(0, round - 2)  # a checkpoint of the round before last may still be gone back to
+    def _with_instruction(self, messages: list[Message], round: int, keep: int | None = None) -> list[Message]:
+        keep = (
+            max(0, round - 2) if keep is None else keep
+        )  # a resumed run may start from the checkpoint before the last one
+        if self._recorder.folder is None and round == self._rounds:
+            keep = round  # there is no checkpoint
         instruction = Instruction(
             self._experiment,
             self._session,
@@ -493,17 +567,20 @@ class NFLDetector(Strategy):
             replies=self._replies or "weights",
         )
         for message in messages:
-            panel = self._on_panel(message.metadata.dst_node_id)
+            node = message.metadata.dst_node_id
+            panel = self._on_panel(node) and node not in self._unnamed
+            recovering = self.state.on and node not in self._unnamed
             with_own_config(message)
-            replace(instruction, panel=panel, noise=self._noise if panel else 0.0).put(message)
+            own = replace(instruction, panel=panel, noise=self._noise if panel else 0.0, recovering=recovering)
+            own.put(message)
         return messages
 
     def _on_panel(self, node: int) -> bool:
         """Whether a node holds out data, trains a P_i and reports.
 
-        Of every N nodes, in the order in which they were first seen, N times the share of them, give or take one;
-        which, follows from the run's id. So it is the same in every round, and after a restart with `folder`. The
-        server chooses, and by the node: a client that was chosen by its name could choose its name.
+        Of N nodes, in the order in which they were first seen, N times the share of them are on the panel, give or take
+        one. The run's id decides which, so that it is the same in every round, and after a restart with `folder`. The
+        server chooses by the node and not by the client's name, because a client chooses its own name.
         """
         number, start = self._recorder.number(node), self._panel_start
         return math.floor(self._panel * (number + 1) + start) > math.floor(self._panel * number + start)
@@ -513,6 +590,9 @@ class NFLDetector(Strategy):
         for name, value in vars(self.seen).items() if self.seen else ():
             if value is not None:
                 record[PREFIX + name.replace("_", "-")] = float(value)
+        for name, value in vars(self.products).items() if self.products else ():
+            if value is not None:
+                record[f"{PREFIX}{name}-product"] = value
         if self.found is None:
             record[PREFIX + "count"] = self.state.count
         else:
@@ -529,11 +609,11 @@ class NFLDetector(Strategy):
             against = f"{rule.statistic} {watched:.4g} / epsilon {rule.epsilon:g}"
             log_message(f"round {round}: {against}, count {self.state.count} / r' {rule.patience}")
         if detected:
-            then = "clients are asked to recover from now on" if self._recover else "detection only, nobody recovers"
+            then = "clients are asked to recover from now on" if self._recover else "detection only, no client recovers"
             log_message(f"round {round}: NFL suspected; {then}", warn=True)
 
     def _tell_clients(self, round: int, visits: list[Visit | None], reports: int) -> None:
-        """How many clients answered wrapped, report and recover, when that has changed; and what it cost."""
+        """Log how many clients are wrapped, report and recover, when that has changed, and what it cost."""
         wrapped = [visit for visit in visits if visit is not None]
         recover, silent = sum(visit.recovers for visit in wrapped), sum(visit.silent for visit in wrapped)
         asked = self.state.on and bool(visits) and self._counted[:1] == (True,)
@@ -541,8 +621,12 @@ class NFLDetector(Strategy):
         counted = (self.state.on, *("all" if n == len(visits) else "some" if n else "none" for n in counts))
         if counted != self._counted and (wrapped or reports):
             calls, seconds = sum(visit.calls for visit in wrapped), math.fsum(visit.seconds for visit in wrapped)
-            text = f"of {len(visits)} clients {len(wrapped)} answered wrapped, {reports} report, {recover} recover"
-            text += f"; {silent} report nothing, as they add noise to what they send" if silent else ""
+            text = f"of {len(visits)} clients {len(wrapped)} are wrapped, {reports} report, {recover} recover"
+            text += (
+                f"; {silent} do not report, because their updates have noise and reports would have none"
+                if silent
+                else ""
+            )
             cost = f"extra calls of their train functions: {calls}; all extra work took {seconds:.1f} s"
             log_message(f"round {round}: {text}; {cost}")
         if asked and not recover and "nobody" not in self._told:
@@ -559,15 +643,20 @@ class NFLDetector(Strategy):
             log_message(
                 f"round {round}: client {', '.join(clients[:5])}{more}: no report: {one_line(problem)}", warn=True
             )
+        for visit in wrapped:
+            if visit.note:
+                text = f"round {round}: client {visit.client}: {one_line(visit.note)}"
+                log_message(text, warn=True)
+                self._recorder.note(text)
         self._counted = counted
 
     def _tell_verdict(self, round: int, *, stopped: bool) -> None:
-        """Each answer of the test of gains, when it has changed."""
+        """Log each answer of the test of gains, when it has changed."""
         found = self.found
         assert found is not None
         answers = {"": found.verdict, "the shared model": found.recovery, "private models": found.recovered}
         for against, decision in answers.items():
-            # The numbers change in each round, the answer does not.
+            # The numbers change in each round; only a changed answer is logged.
             kept = None if decision is None else (decision.state, decision.since, decision.clients > 0)
             if decision is not None and kept != self._told.get(against):
                 text = _words(decision, STATES, self._level())
@@ -581,14 +670,14 @@ class NFLDetector(Strategy):
             )
         if stopped:
             log_message(
-                f"round {round}: adapted models were shown worse than the shared model; recovery is off, and clients "
+                f"round {round}: adapted models are shown to be worse than the shared model; recovery is off, clients "
                 "predict with the shared model",
                 warn=True,
             )
 
 
 def _require_some(valid: ValidReplies, visits: list[Visit | None]) -> None:
-    """In the first round: a mistake that every client meets is an error, not a run to the end with an empty model."""
+    """In the first round, raise an error for a mistake that all clients report; otherwise no round would train w."""
     if valid.refused and not valid.nodes:
         reasons = {re.sub(r"[0-9]+", "#", reason) for reason in valid.refused.values()}
         first = next(iter(valid.refused.values()))
@@ -601,9 +690,31 @@ def _require_some(valid: ValidReplies, visits: list[Visit | None]) -> None:
         raise UserError(f"round 1: no client can report, all for the same reason: {problems[0]}")
 
 
+def _taken(strategy: Strategy, given: Mapping[str, Any], own: Mapping[str, Any]) -> BoundArguments:
+    """The arguments for the strategy's own start(): without those that it does not name and the user did not give."""
+    start, defaults = signature(strategy.start), signature(Strategy.start).parameters
+    kinds = {parameter.kind for parameter in start.parameters.values()}
+    try:
+        if Parameter.VAR_POSITIONAL in kinds:
+            return start.bind(*given.values(), **own)
+        everything = Parameter.VAR_KEYWORD in kinds
+        named = {
+            name: value
+            for name, value in given.items()
+            if everything or name in start.parameters or value != defaults[name].default
+        }
+        return start.bind(**named, **own)
+    except TypeError as error:
+        raise UserError(
+            f"strategy: the start() of {type(strategy).__name__} cannot be called ({error}); let it take the arguments "
+            "of Flower's, or call detector.begin(arrays, rounds) and the detector's methods in a loop, as "
+            "NFLDetector.begin shows"
+        ) from None
+
+
 @final
 class _BoundStrategy(Strategy):
-    """A strategy's own methods, bound before others take their place on the object."""
+    """A strategy's own methods, bound before they are replaced on the object."""
 
     def __init__(self, strategy: Strategy) -> None:
         self.inner = strategy
@@ -644,14 +755,14 @@ class _BoundStrategy(Strategy):
 
 
 def _suitable(detection: Detection) -> Detection:
-    """A test of reports; the paper's rule is chosen by epsilon."""
+    """Refuse a detection without reports; the paper's rule is chosen by epsilon."""
     if not detection.reports:
         raise UserError("detection: it needs no reports; for the paper's rule give epsilon instead")
     return detection
 
 
 def _shown(state: DetectionState | None) -> DetectionState | None:
-    """Where no client has reported yet, it is not too early: nothing will be decided."""
+    """The state to show: undecided instead of too early where no client has reported, since reports may never come."""
     if state is None or state.reports or state.verdict.clients or any(state.numbers.values()):
         return state
     return replace(state, verdict=replace(state.verdict, state="undecided"))

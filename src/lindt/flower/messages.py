@@ -1,9 +1,9 @@
-"""What a Flower client and NFLDetector tell each other, without torch: an Instruction out, a Visit back.
+"""The messages between NFLDetector and a Flower client, without torch: an Instruction out, a Visit back.
 
-An Instruction stands in the config of every message, as plain values: the flag (Alg. 2, s11), the experiment that v_i
+An Instruction is part of the config of every message, as plain values: the flag (Alg. 2, s11), the experiment that v_i
 belongs to, the round. It has no field for v_i: v_i never leaves its client. A Visit is one record in the reply: what
-`wrap` did besides the app's own work. What comes over the network is checked here; a malformed one raises ValueError.
-`protocol.py` has what the server does with reports, and the reports of the dual model.
+`wrap` did besides the app's own work. Records from the network are checked here; a malformed record raises ValueError.
+`protocol.py` has the server's side of reports, and the reports of the dual model.
 """
 
 from __future__ import annotations
@@ -23,16 +23,24 @@ from lindt.gains import MOST_NOISE, MOST_SAMPLES, number, whole_number
 PREFIX: Final = "lindt-"
 REPORT: Final = "lindt"  # the record of a report in a reply
 LONGEST_REPORT: Final = 4096  # characters of a GainReport or a Visit; ours have about 300
-OWN_CONFIG: Final = PREFIX + "own-config"  # the message had no config before ours
-START: Final = PREFIX + "start"  # w^0, for a client that has none
-_LOG = logging.getLogger("flwr")  # where a Flower user looks
+OWN_CONFIG: Final = PREFIX + "own-config"  # set if lindt added the config record to the message
+START: Final = PREFIX + "start"  # w^0, for a client that does not have it
+_LOG = logging.getLogger("flwr")  # the log that a Flower user reads
 
 
 def log_message(text: str, *, warn: bool = False) -> None:
     _LOG.log(logging.WARNING if warn else logging.INFO, "lindt: %s", text)
 
 
-OPTIONAL: Final[dict[str, bool | float | str]] = {  # of an Instruction
+def no_report(client: str, why: str) -> str:
+    """The sentence of a client whose updates have noise and whose reports would have none."""
+    return (
+        f"client {client}: no report: {why}, and a report would have none; to get reports with noise, give the server "
+        "NFLDetector(..., detection=Gain(noise=0.1))"
+    )
+
+
+OPTIONAL: Final[dict[str, bool | float | str]] = {  # fields of an Instruction, with their defaults
     "reports": False,
     "panel": True,
     "noise": 0.0,
@@ -44,11 +52,14 @@ OPTIONAL: Final[dict[str, bool | float | str]] = {  # of an Instruction
 @final
 @dataclass(frozen=True)
 class Instruction:
-    """What the server tells a client. `since` is the round this session of the run went on from: a client that
-    meets a new `session` forgets what it learned after that round. Versions of v_i before `keep` may go. `reports`
-    says that gains are tested: clients of the `panel` add a gain report to each training, with Laplace noise of scale
-    `noise` on its numbers. `weighted_by` is the metric with the number of samples, `replies` says whether the app
-    sends weights or updates. These five are in the message only where they are not what they are by default."""
+    """The server's instruction to a client.
+
+    `since` is the round after which this session of the run started or resumed: a client that sees a new `session`
+    drops its models of later rounds. Versions of v_i before round `keep` may be deleted. `reports`: the server tests
+    gains, and clients of the `panel` add a gain report to each training, with Laplace noise of scale `noise` on its
+    numbers. `weighted_by` is the metric with the number of samples. `replies`: the app sends weights or updates. The
+    last five fields are in the message only if they differ from their defaults.
+    """
 
     experiment: str
     session: str
@@ -63,7 +74,8 @@ class Instruction:
     replies: str = "weights"
 
     def put(self, message: Message) -> None:
-        """Into the message's config; where it has none, into one of its own. One record more would upset DP mods."""
+        """Write it into the message's config, or into a new config if the message has none. Flower's mods for
+        differential privacy accept one config record only."""
         configs = message.content.config_records
         config = next(iter(configs.values())) if configs else ConfigRecord({OWN_CONFIG: True})
         for name, value in asdict(self).items():
@@ -74,7 +86,7 @@ class Instruction:
 
     @classmethod
     def read(cls, message: Message) -> Instruction | None:
-        """None where no detector stands behind the message."""
+        """Read it from a message; None if the message is not from NFLDetector."""
         configs = message.content.config_records
         config: dict[str, Any] = dict(next(iter(configs.values()))) if configs else {}
         if PREFIX + "experiment" not in config:
@@ -82,27 +94,27 @@ class Instruction:
         names = cls.__dataclass_fields__
         found: dict[str, Any] = {name: config.get(PREFIX + name, OPTIONAL.get(name)) for name in names}
         for name in ("experiment", "session"):
-            # They name files on the client: letters and digits only, no way out of a folder.
+            # They name files on the client, so a path separator must not get in.
             if not isinstance(found[name], str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", str(found[name])):
-                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no name of an experiment or session")
+                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: not 1 to 64 letters, digits, _ or -")
         for name in ("recovering", "reports", "panel"):
             if not isinstance(found[name], bool):
-                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: no flag")
+                raise ValueError(f"{PREFIX}{name} = {in_short(found[name])}: not a boolean")
         for name in ("since", "round", "keep"):
             found[name] = whole_number(found[name], PREFIX + name, MOST_SAMPLES)
-        if not isinstance(found["noise"], float) or not 0 <= found["noise"] <= MOST_NOISE:  # NaN is none of it
-            raise ValueError(f"{PREFIX}noise = {in_short(found['noise'])}: no scale of noise")
+        if not isinstance(found["noise"], float) or not 0 <= found["noise"] <= MOST_NOISE:  # false for NaN
+            raise ValueError(f"{PREFIX}noise = {in_short(found['noise'])}: not a number from 0 to {MOST_NOISE:g}")
         if not isinstance(found["weighted_by"], str) or not 0 < len(found["weighted_by"]) <= 200:
-            raise ValueError(f"{PREFIX}weighted_by = {in_short(found['weighted_by'])}: no name of a metric")
+            raise ValueError(f"{PREFIX}weighted_by = {in_short(found['weighted_by'])}: not a name of a metric")
         if found["replies"] not in ("weights", "updates"):
             raise ValueError(f"{PREFIX}replies = {in_short(found['replies'])}: neither weights nor updates")
         return cls(**found)
 
 
 def with_own_config(message: Message) -> None:
-    """Give the message a config of its own: strategies put the same content into the messages of all nodes.
+    """Copy the message's config: strategies put the same content object into the messages of all nodes.
 
-    The weights stay the same object.
+    The weights are not copied.
     """
     records = dict(message.content)
     for name, record in records.items():
@@ -112,7 +124,7 @@ def with_own_config(message: Message) -> None:
 
 
 def without_instruction(content: RecordDict) -> RecordDict:
-    """What the message would be without NFLDetector: the app's own functions see nothing of ours."""
+    """The content without NFLDetector's entries, as the app's own functions get it."""
     records: dict[str, Any] = {}
     for name, record in content.items():
         if isinstance(record, ConfigRecord) and any(key.startswith(PREFIX) for key in record):
@@ -126,7 +138,7 @@ def without_instruction(content: RecordDict) -> RecordDict:
 
 
 def start_of(message: Message) -> bytes | None:
-    """w^0, where the server sent it along."""
+    """w^0, if the server put it into the message."""
     for config in message.content.config_records.values():
         found = config.get(START)
         if isinstance(found, bytes):
@@ -134,25 +146,32 @@ def start_of(message: Message) -> bytes | None:
     return None
 
 
+def nameless(node: int) -> str:
+    """A stand-in for the name of a client whose name is not known."""
+    return f"node-{node}"
+
+
 @final
 @dataclass(frozen=True)
 class Visit:
-    """What a wrapped client did besides its app's own work, in numbers and words.
+    """What a wrapped client did for one message besides its app's own work.
 
-    `problem` says in a sentence why there is no report; `ours` that it is for the user of lindt to mend, and not an
-    error of the app's own functions. `silent`: the client adds noise to what it sends, and reports nothing without
-    noise. `finished`: its private model does not improve any more. `recovers`: it trained a v_i.
+    `problem` is a sentence: why there is no report. `ours`: the problem is in the use of lindt, not an error of the
+    app's own functions. `note` is a sentence for the server's log, when models were set aside. `silent`: the client
+    adds noise to its updates, and does not report without noise. `finished`: its private model no longer improves.
+    `recovers`: it trained a v_i. `wants_start`: it needs w^0 from the server.
     """
 
     client: str
     calls: int = 0  # extra calls of the train function
-    seconds: float = 0.0  # that all extra calls took
+    seconds: float = 0.0  # time of all extra calls
     recovers: bool = False
     finished: bool = False
     wants_start: bool = False
     silent: bool = False
     problem: str = ""
     ours: bool = False
+    note: str = ""
 
     def pack(self) -> str:
         return json.dumps(asdict(self))
@@ -160,26 +179,26 @@ class Visit:
     @classmethod
     def unpack(cls, written: object) -> Visit:
         if not isinstance(written, str) or len(written) > LONGEST_REPORT:
-            raise ValueError("no record of a visit")
+            raise ValueError(f"visit is not a string of at most {LONGEST_REPORT} characters")
         try:
             found = json.loads(written)
         except RecursionError:
-            raise ValueError("no record of a visit") from None
+            raise ValueError("visit is nested too deeply") from None
         if not isinstance(found, dict) or found.keys() != cls.__dataclass_fields__.keys():
-            raise ValueError("no record of a visit")
+            raise ValueError("visit has missing or unknown fields")
         flags = ("recovers", "finished", "wants_start", "silent", "ours")
-        words = (found["client"], found["problem"])
+        words = (found["client"], found["problem"], found["note"])
         if not all(isinstance(found[name], bool) for name in flags) or not all(isinstance(word, str) for word in words):
-            raise ValueError("a visit's flag or word of another type")
+            raise ValueError("visit has a field of the wrong type")
         if not 0 < len(found["client"]) <= 200 or not found["client"].isprintable():
-            raise ValueError("a visit without a client's name")
+            raise ValueError("visit.client is not a name of 1 to 200 printable characters")
         whole_number(found["calls"], "calls", MOST_SAMPLES)
         found["seconds"] = number(found["seconds"], "seconds")
         return cls(**found)
 
 
 def pack_records(content: RecordDict) -> bytes:
-    """Records as bytes: a JSON head with their names and types, then the arrays' own bytes. Nothing is pickled."""
+    """Records as bytes: a JSON header with their names and types, then the bytes of the arrays. Nothing is pickled."""
     head: list[list[Any]] = []
     pieces: list[bytes] = []
     for name, record in content.items():
@@ -195,18 +214,18 @@ def pack_records(content: RecordDict) -> bytes:
 
 
 def unpack_records(content: bytes) -> RecordDict:
-    """What `pack_records` packed, or ValueError."""
+    """The inverse of `pack_records`. Raises ValueError for other bytes."""
     end = 8 + int.from_bytes(content[:8], "little")
     try:
         if len(content) < end:
-            raise ValueError("it is cut off")
+            raise ValueError("it is truncated")
         records = RecordDict()
         for name, kind, entries in json.loads(content[8:end]):
             if kind == "arrays":
                 record = ArrayRecord()
                 for key, dtype, shape, stype, size in entries:
                     if not 0 <= size <= len(content) - end:
-                        raise ValueError("it is cut off")
+                        raise ValueError("it is truncated")
                     record[key] = Array(dtype, tuple(shape), stype, content[end : end + size])
                     end += size
                 records[name] = record
@@ -214,7 +233,7 @@ def unpack_records(content: bytes) -> RecordDict:
                 values = {key: _unpacked(type, value) for key, type, value in entries}
                 records[name] = MetricRecord(values) if kind == "metrics" else ConfigRecord(values)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"no records ({error})") from None
+        raise ValueError(f"the header does not describe records ({error})") from None
     return records
 
 
@@ -233,7 +252,7 @@ def _unpacked(type: str, value: Any) -> Any:
 
 
 def copied(content: RecordDict) -> RecordDict:
-    """Records that an app can change without changing the original. An Array's bytes do not change, and are shared."""
+    """A copy that an app can change without changing the original. The bytes of Arrays are immutable and shared."""
     records: dict[str, Any] = {}
     for name, record in content.items():
         kind: Any = type(record)

@@ -1,7 +1,7 @@
-"""The reports of clients: a GainReport in the reply of a training, a ClientReport in that of an evaluation.
+"""The reports of clients: a GainReport in the reply of a training, a ClientReport in the reply of an evaluation.
 
-What goes out to them is an Instruction (messages.py). A ClientReport has no field for v_i: v_i never leaves its client.
-What comes over the network is checked here; a malformed report raises ValueError.
+The server's messages to them are Instructions (messages.py). A ClientReport has no field for v_i: v_i never leaves its
+client. Reports from the network are checked here; a malformed report raises ValueError.
 """
 
 from __future__ import annotations
@@ -9,28 +9,36 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from torch import Tensor
 
-from lindt.client.training import NoPenalty, Proximal
 from lindt.errors import UserError, one_line
 from lindt.flower.messages import LONGEST_REPORT, PREFIX, REPORT, Instruction, Visit
-from lindt.plan.problem import Accuracy, MeanOf
+from lindt.plan.metrics import Accuracy, MeanOf
 from lindt.protocols import ClientTally, GainReport, Penalty
 from lindt.server.updates import clipped_report, pack_tally, unpack_report, unpack_tally
 
-MEAN: Final = MeanOf(torch.sub)  # stands for a client's own metric, whose function the server does not have
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def _not_here(*_: object) -> NoReturn:
+    raise NotImplementedError("a client's own metric scores samples on the client only")
+
+
+MEAN: Final = MeanOf(_not_here)  # stands for a client's own metric, whose function the server does not have
 
 
 @final
 @dataclass(frozen=True)
 class ClientReport:
-    """How a client fares on its own test data: sums over samples, no sample. Each sum of the tally is a pair, the sum
-    over the samples and their number; `percent` says that a sample's score lies between 0 and 1. `paired`: wins and
-    losses are known, sample by sample. `chosen`: the model behind `local` was chosen by its score on these data."""
+    """A client's scores on its own test data, as sums over samples: no sample leaves the client.
+
+    Each entry of the tally is a pair, the sum of the scores and the number of samples. `percent`: the score of a sample
+    is between 0 and 1. `paired`: wins and losses are counted sample by sample. `chosen`: the model of `local` was
+    chosen by its score on these data.
+    """
 
     client: str
     tally: ClientTally
@@ -45,7 +53,7 @@ class ClientReport:
         return None if alone is None else float(self.tally.local[0] - alone[0]) / self.tally.samples
 
     def attach(self, content: RecordDict) -> None:
-        """To the reply of the user's own evaluation: values beside the user's metrics, and the sums by themselves."""
+        """Add it to the reply of the user's evaluation: means to the user's metrics, sums in a record of its own."""
         metrics, tally = content.metric_records, self.tally
         values = {"central": tally.central, "local": tally.local, "private": tally.private}
         shown = {PREFIX + name: float(sums[0]) / tally.samples for name, sums in values.items() if sums is not None}
@@ -60,7 +68,7 @@ class ClientReport:
 
     @classmethod
     def detach(cls, content: RecordDict) -> ClientReport | None:
-        """Take it out again, so that strategies see the user's metrics alone: they demand the same of every client."""
+        """Take it out of a reply: strategies require the same metrics from every client. None if there is no report."""
         for record in content.metric_records.values():
             for name in [name for name in record if name.startswith(PREFIX)]:
                 del record[name]
@@ -75,27 +83,29 @@ class ClientReport:
         client, percent = found.get("client"), found.get("percent")
         paired, chosen = found.get("paired", True), found.get("chosen", False)
         if not isinstance(client, str) or not 0 < len(client) <= 200 or not client.isprintable():
-            raise ValueError("a report without a client's name")
+            raise ValueError("report.client is not a name of 1 to 200 printable characters")
         if not isinstance(percent, bool) or not isinstance(paired, bool) or not isinstance(chosen, bool):
-            raise ValueError("a report that does not say how its scores are read")
+            raise ValueError("percent, paired or chosen of a report is not a boolean")
         try:
             table = json.loads(str(found.get("tally")))
         except RecursionError:
-            raise ValueError("no tally") from None
+            raise ValueError("report.tally is nested too deeply") from None
         tally = unpack_tally(table, Accuracy() if percent else MEAN, (2,), private=None)
         pairs = [sums for sums in (tally.central, tally.local, tally.private) if sums is not None]
         if tally.attack_chances or any(float(sums[1]) != tally.samples for sums in pairs):
-            raise ValueError("a report of other samples than its own")
+            raise ValueError("the sums of a report's tally are not over its number of samples")
         return cls(client, tally, percent, paired, chosen)
 
 
 def sums_of(scores: Tensor) -> Tensor:
     """The scores of samples as a tally: their sum and their number."""
+    import torch
+
     return torch.tensor([float(scores.sum()), len(scores)], dtype=torch.float64)
 
 
 def reports_of(replies: Iterable[Message]) -> tuple[dict[int, ClientReport], dict[int, str]]:
-    """The reports by node, taken out of the replies; and what is wrong with those that are none."""
+    """The reports, taken out of the replies, by node; and the errors of malformed reports, by node."""
     reports: dict[int, ClientReport] = {}
     faults: dict[int, str] = {}
     for reply in replies:
@@ -111,26 +121,26 @@ def reports_of(replies: Iterable[Message]) -> tuple[dict[int, ClientReport], dic
 
 
 def attach_gain(content: RecordDict, report: GainReport) -> None:
-    """To the reply of a training: one record of a few hundred bytes."""
+    """Add a gain report to the reply of a training: one record of a few hundred bytes."""
     content[REPORT] = ConfigRecord({"gain": json.dumps(asdict(report))})
 
 
 def attach_visit(content: RecordDict, visit: Visit) -> None:
-    """To the reply of a training, beside its gain report."""
+    """Add a visit to the reply of a training, in the record of its gain report."""
     found = content.config_records[REPORT] if REPORT in content else ConfigRecord()
     found["visit"] = visit.pack()
     content[REPORT] = found
 
 
 def detach_gain(content: RecordDict) -> GainReport | None:
-    """Take it out again, clipped to its bounds; None where there is none, ValueError where it is no report."""
+    """Take the gain report out of a reply, clipped to its bounds; None without a report, ValueError if malformed."""
     return detach_visit(content)[1]
 
 
 def detach_visit(content: RecordDict) -> tuple[Visit | None, GainReport | None]:
-    """Take out what a client says of its visit, and its gain report, clipped to its bounds.
+    """Take the visit and the gain report, clipped to its bounds, out of a reply.
 
-    None where there is none; ValueError where it is no such thing.
+    Each is None if the reply does not have it. Raises ValueError if one is malformed.
     """
     if not isinstance(content.get(REPORT), ConfigRecord):
         return None, None
@@ -141,13 +151,13 @@ def detach_visit(content: RecordDict) -> tuple[Visit | None, GainReport | None]:
         return visit, None
     written = found.get("gain")
     if not isinstance(written, str) or len(written) > LONGEST_REPORT:
-        raise ValueError("no gain report")
+        raise ValueError(f"gain is not a string of at most {LONGEST_REPORT} characters")
     try:
         report = clipped_report(unpack_report(json.loads(written)))
     except (RecursionError, OverflowError):
-        raise ValueError("no gain report") from None
+        raise ValueError("gain is nested too deeply, or has a number that is too large") from None
     if report is None:
-        raise ValueError("a gain report with a number that is none")
+        raise ValueError("gain has a number that is not finite, or a wrong number of samples")
     return visit, report
 
 
@@ -158,7 +168,7 @@ def instruction_of(message: Message) -> Instruction | None:
     try:
         return Instruction.read(message)
     except ValueError as error:
-        raise UserError(f"the server's order cannot be understood: {error}") from None
+        raise UserError(f"the server's instruction is malformed: {error}") from None
 
 
 def record_of(message: Message) -> ArrayRecord:
@@ -169,7 +179,9 @@ def record_of(message: Message) -> ArrayRecord:
 
 
 def penalty_of(message: Message) -> Penalty:
-    """FedProx tells its clients mu in the config; w keeps to it in recovery as well."""
+    """FedProx sends mu to its clients in the config; the training of w uses it in recovery as well."""
+    from lindt.client.training import NoPenalty, Proximal
+
     mu = next(iter(message.content.config_records.values())).get("proximal-mu", 0.0)
     return Proximal(mu) if isinstance(mu, int | float) and mu > 0 else NoPenalty()
 
@@ -177,7 +189,7 @@ def penalty_of(message: Message) -> Penalty:
 def must_be_last(call_next: Next) -> None:
     if getattr(call_next, "__module__", "").startswith("flwr.") and "make_ffn" in call_next.__qualname__:
         raise UserError(
-            "mods: Dual must be the last of them, or clipping and the like would be passed over. With mods of a "
+            "mods: Dual must be the last of them, else the mods after it (clipping, say) are skipped. With mods of a "
             "function, @app.train(mods=[...]), leave Dual out of the ClientApp's mods and end the file with "
             "app = lindt.flower.wrap(app, dual=Dual(...))"
         )

@@ -1,8 +1,8 @@
-"""What an app's own evaluation says of a model: one number, higher is better, and how two models compare by it.
+"""The score of a model from an app's own evaluation: one number, higher is better; and the difference of two scores.
 
-The score is the one metric whose name contains "acc", else minus the one whose name contains "loss", else what the
-user names. An evaluation gives means over samples, not the samples: of two accuracies a and b the mean difference is
-known, and of the mean square of the difference only a bound, min(a + b, 2 - a - b). The bound is what is reported.
+The score is the metric whose name contains "acc", else minus the metric whose name contains "loss", else the metric
+that the user names. An evaluation gives means over samples, not the samples: the mean difference of two accuracies a
+and b is known, but the mean square of the difference only has a bound, min(a + b, 2 - a - b). The bound is reported.
 """
 
 from __future__ import annotations
@@ -23,36 +23,39 @@ ScoreRule = str | Callable[[Mapping[str, float]], float] | None
 @final
 @dataclass(frozen=True)
 class Score:
-    """Of one model on a client's evaluation data. `share`: it is an accuracy."""
+    """The score of one model on a client's evaluation data. `share`: it is an accuracy."""
 
     value: float
     share: bool
     samples: int
-    loss: float | None = None  # where there is one metric of that name
+    loss: float | None = None  # the metric with "loss" in its name, if there is exactly one
 
     def scaled(self, percent: bool) -> Score:
         return replace(self, value=self.value / 100) if percent and self.share else self
 
 
 def score_of(content: RecordDict, rule: ScoreRule, weighted_by: str) -> Score:
-    """The score in the reply of an evaluation. Raises UserError where no metric can be it."""
+    """The score in the reply of an evaluation. Raises UserError if no metric can be the score."""
     metrics: dict[str, float] = {}
     for record in content.metric_records.values():
         metrics |= {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
     if weighted_by not in metrics:
         raise UserError(
-            f"the evaluation's metrics are {_names(metrics)}: {weighted_by!r}, the number of samples, is not among them"
+            f"the evaluation's metrics are {_names(metrics)}: {weighted_by!r}, the number of samples, is missing; "
+            "return it too"
         )
     samples = metrics.pop(weighted_by)
     if not 1 <= samples <= MOST_SAMPLES:
-        raise UserError(f"the evaluation was on {in_short(samples)} samples ({weighted_by}): nothing can be compared")
+        raise UserError(
+            f"the evaluation's {weighted_by} is {in_short(samples)}; the number of samples must be 1 to {MOST_SAMPLES}"
+        )
     losses = [name for name in metrics if "loss" in name.lower()]
     loss = metrics[losses[0]] if len(losses) == 1 else None
     value, share = _value(metrics, rule)
     if not math.isfinite(value):
-        raise UserError(f"the evaluation's score is {value}")
+        raise UserError(f"the evaluation's score is {value}; it must be a finite number")
     if share and not 0 <= value <= 100:
-        raise UserError(f"the evaluation's accuracy is {value:g}: no share of the samples, and no percentage")
+        raise UserError(f"the evaluation's accuracy is {value:g}; it must be from 0 to 1, or a percentage up to 100")
     return Score(value, share, int(samples), loss if loss is not None and math.isfinite(loss) else None)
 
 
@@ -63,8 +66,8 @@ def _value(metrics: Mapping[str, float], rule: ScoreRule) -> tuple[float, bool]:
         name = rule.removeprefix("-")
         if name not in metrics:
             raise UserError(f"score = {rule!r}: the evaluation's metrics are {_names(metrics)}; name one of them")
-        return (-metrics[name], False) if rule.startswith("-") else (metrics[name], "acc" in name.lower())
-    accuracies = [name for name in metrics if "acc" in name.lower()]
+        return (-metrics[name], False) if rule.startswith("-") else (metrics[name], _is_accuracy(name))
+    accuracies = [name for name in metrics if _is_accuracy(name)]
     if len(accuracies) == 1:
         return metrics[accuracies[0]], True
     losses = [name for name in metrics if "loss" in name.lower()]
@@ -72,8 +75,12 @@ def _value(metrics: Mapping[str, float], rule: ScoreRule) -> tuple[float, bool]:
         return -metrics[losses[0]], False
     raise UserError(
         f"the evaluation's metrics are {_names(metrics)}: which of them is the score? "
-        "Say wrap(app, score='name'), or score='-name' where lower is better"
+        "Give wrap(app, score='name'), or score='-name' if lower is better"
     )
+
+
+def _is_accuracy(name: str) -> bool:
+    return "acc" in name.lower() and "accum" not in name.lower()  # accumulated_steps is none
 
 
 def _names(metrics: Mapping[str, float]) -> str:
@@ -81,7 +88,7 @@ def _names(metrics: Mapping[str, float]) -> str:
 
 
 def compared(first: Score, second: Score) -> Paired:
-    """How much better the first is, in [-1, 1]: of accuracies a - b, of other scores (a - b) / (|a| + |b|)."""
+    """The gain of the first score over the second, in [-1, 1]: a - b for accuracies, else (a - b) / (|a| + |b|)."""
     if first.share and second.share:
         a, b = first.value, second.value
         return Paired(a - b, min(1.0, a + b, 2 - a - b))

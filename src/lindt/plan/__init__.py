@@ -1,1 +1,1 @@
-"""What is asked for: a plan, its components by name, and the problem that they describe."""
+"""The plan of a run, its components by name, and the problem: data, model, loss and metric."""

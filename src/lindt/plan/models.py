@@ -28,7 +28,7 @@ class Model(Protocol):
 class Cnn:
     """Two unpadded 5x5 convolutions, 512, 128 and 10 units: 940,362 parameters on 3 x 32 x 32.
 
-    The other fields make it smaller where pictures are: side 16, kernel 3 for pictures of half the side.
+    The other fields make it smaller for smaller pictures: side 16 and kernel 3 for pictures of half the side.
     """
 
     dropout: float = 0.5
@@ -50,7 +50,7 @@ class Cnn:
 
     @property
     def left(self) -> int:
-        """The side of what the second pooling leaves."""
+        """The side of the output of the second pooling."""
         lost = self.kernel - 1
         return ((self.side - lost) // 2 - lost) // 2
 
@@ -123,7 +123,7 @@ class _CharacterLstm(nn.Module):
 @final
 @dataclass(frozen=True)
 class Lstm:
-    """An embedding of 8, two LSTMs of 256, one output a character: 819,920 parameters with 80 characters."""
+    """An embedding of 8, two LSTMs of 256, one output per character: 819,920 parameters with 80 characters."""
 
     hidden: int = 256
     dropout: float = 0.2
@@ -140,7 +140,7 @@ class Lstm:
 @final
 @dataclass(frozen=True)
 class Linear:
-    """Softmax regression on flattened input: the smallest model that learns, for tests and first looks."""
+    """Softmax regression on flattened input: a small model for tests and first runs."""
 
     features: int = 64
 

@@ -1,3 +1,3 @@
-"""lindt.report"""
+"""What people read about a run: the verdict, tables, terminal charts, the page."""
 
 from __future__ import annotations

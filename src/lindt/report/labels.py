@@ -1,4 +1,4 @@
-"""A picture of the allocation (Appendix C1): which client holds how much of which class.
+"""A picture of the allocation (Appendix C1): how many samples of each class each client holds.
 
 Legend: N clients, C classes.
 """
@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from numpy.typing import NDArray
 
-BENIGN, ATTACKER = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermillion: apart for every eye
+BENIGN, ATTACKER = "#0072B2", "#D55E00"  # Okabe and Ito's blue and vermillion: different to colour-blind readers too
 FONT, SMALL = 8.0, 6.0  # points
 POINTS = 72.0  # an inch
 MOST_BARS = 1000
@@ -32,7 +32,7 @@ def draw_labels(
     roles: Sequence[str] | None = None,
     attackers: frozenset[int] = frozenset(),
 ) -> None:
-    """Writes the picture; the ending of `path` decides whether as PNG, PDF or SVG."""
+    """Write the picture as PNG, PDF or SVG, by the suffix of `path`."""
     label_figure(counts_NC, class_names, roles, attackers).savefig(path, dpi=150)
 
 
@@ -44,8 +44,8 @@ def label_figure(
 ) -> Figure:
     """The label distribution of every client as a heat map, the client's size in a bar above it.
 
-    `roles` names the clients in place of their numbers (Shakespeare's speaking roles, say). The scale of
-    colours is logarithmic, for the amounts are log-normal; white is none at all.
+    `roles` are names for the clients instead of their numbers, such as Shakespeare's speaking roles. The colour
+    scale is logarithmic, because the amounts are log-normal; white means no sample.
     """
     clients, classes = counts_NC.shape
     names_C = list(class_names) if class_names is not None else [str(c) for c in range(classes)]
@@ -62,7 +62,7 @@ def label_figure(
     _draw_heat(figure, heat, counts_NC)
 
     _name(heat, "y", names_C, 0.9 * height, width=1)
-    # Numbers lie flat and need room for their digits; names of roles stand upright and need one line each.
+    # Numbers are horizontal and need room for their digits; names of roles are vertical and need one line each.
     digits = max(len(name) for name in names_N)
     _name(heat, "x", names_N, 0.75 * width, width=1 if roles is not None else digits)
     if roles is not None:
@@ -120,7 +120,7 @@ def _name(axes: Axes, side: Literal["x", "y"], names: list[str], inches: float, 
     step = next(step for power in count() for step in (10**power, 2 * 10**power, 5 * 10**power) if step * room >= SMALL)
     places = range(0, len(names), step)
     tick = axes.set_xticks if side == "x" else axes.set_yticks
-    # Shakespeare's classes are characters: a line break and a dollar sign are to be seen, not obeyed.
+    # Shakespeare's classes are characters: a line break and a dollar sign must be drawn as characters.
     tick(places, [names[p].replace("\n", "\\n") for p in places], parse_math=False)
     axes.tick_params(axis=side, labelsize=min(FONT, step * room))
 

@@ -1,4 +1,4 @@
-"""The page as one file: `page/built.html`, alone for `lindt watch`, with the runs' values inside for `lindt report`."""
+"""The page as one file: `page/built.html`. `lindt watch` serves it empty, `lindt report` writes the runs into it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def empty_page() -> str:
 
 
 def page_with(runs: Sequence[dict[str, Any]]) -> str:
-    """The page with values inside. No text of theirs can end the element they stand in, or begin another."""
+    """The page with the runs' values in it. No text in the values can end the element that holds them."""
     text = json.dumps({"runs": runs}, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     before, found, after = empty_page().partition(HOLE)
-    assert found, "built.html has no place for the values; build it anew with `make page`"
+    assert found, "built.html has no element for the values; build it again with `make page`"
     return f"{before}{HOLE.replace('null', text)}{after}"
 
 
-def write_report(folders: Sequence[Path], out: Path) -> list[Run]:
-    """One self-contained file of one run or several; returns what it holds. A folder of runs stands for them all."""
+def write_report(folders: Sequence[Path], out: Path, named: str = "-o") -> list[Run]:
+    """Write one self-contained file about one run or several; returns the runs. A folder means all runs in it."""
     runs = read_runs(folders)
-    check_file(out)
+    check_file(out, named)
     budgets = [privacy_spent_so_far(run) if budget_is_open(run) else privacy_spent(run) for run in runs]
     values = [whole_run(*each) for each in zip(runs, ids_of([run.folder for run in runs]), budgets, strict=True)]
     write_whole(out, page_with(values).encode())
@@ -42,7 +42,7 @@ def write_report(folders: Sequence[Path], out: Path) -> list[Run]:
 
 
 def ids_of(folders: Sequence[Path]) -> list[str]:
-    """Each run by as few of its folders' names as tell it from the others: no machine's paths in a report."""
+    """An id for each run: as few of its last folder names as make it unique, because a report names no full paths."""
     parts = [folder.resolve().parts for folder in folders]
     longest = max(map(len, parts))
     for length in range(1, longest + 1):
@@ -53,7 +53,7 @@ def ids_of(folders: Sequence[Path]) -> list[str]:
 
 
 def script_hashes(page: str) -> tuple[str, str]:
-    """The hashes of the page's own script and style, for a policy that lets no other run."""
+    """The hashes of the page's own script and style, for a policy that allows no others."""
     style = page.partition("<style>")[2].partition("</style>")[0]
     script = page.rpartition("<script>")[2].partition("</script>")[0]
     return _hash(script), _hash(style)

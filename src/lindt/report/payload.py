@@ -1,4 +1,4 @@
-"""A run as the page takes it (page/src/types.ts): plain values, no more digits than an eye can tell apart."""
+"""A run as the values that the page reads (page/src/types.ts): plain values, with only the digits that are visible."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from lindt.errors import UserError
+from lindt.errors import UserError, naming_extras, plain
 from lindt.report.reading import (
     Run,
     adapts,
@@ -19,7 +19,7 @@ from lindt.report.reading import (
     whole_at,
     word_at,
 )
-from lindt.report.verdict import plain, verdict
+from lindt.report.verdict import facts, verdict
 from lindt.runs.schema import (
     DIVERGENCE,
     NUMBER,
@@ -35,8 +35,8 @@ from lindt.runs.schema import (
     kind,
 )
 
-# Of a scored round the page takes its clients as columns: `locals`, `betas` and `clear` go with `clients`, one each.
-# `clear` has a "1" where the paired test says that beta_i is not chance.
+# The clients of a scored round are columns here: `locals`, `betas` and `clear` have one entry for each of `clients`.
+# `clear` has a "1" where the paired test finds that beta_i is more than chance.
 PAGE_SCORES: dict[str, Any] = SCORES | {
     "clients": [WHOLE],
     "locals": [NUMBER],
@@ -44,25 +44,28 @@ PAGE_SCORES: dict[str, Any] = SCORES | {
     "clear": TEXT,
     "notes": MapOf(NUMBER),
 }
-# Of what the server measures, the page draws what a detector may watch; of the reports what the test says of them.
+# The page draws the statistics that a detector may use, and the test's results but not the reports themselves.
 NOT_SHOWN = {"quiet", "reports", *SOMETIMES, *DIVERGENCE} - {*STATISTICS}
 PAGE_ROUND: dict[str, Any] = {
     **{name: shape for name, shape in ROUND.items() if name not in NOT_SHOWN},
     "seconds": Nullable(NUMBER),
     "scores": Nullable(PAGE_SCORES),
 }
+# EXACT digits for a number that is also in the sentence: the page must round it to the same last digit. SHORT for the
+# clients' numbers, which take most of the space.
+EXACT, SHORT = 9, 4
 PAGE_SUMMARY: dict[str, Any] = {name: SUMMARY[name] for name in ("scored_rounds", *SCORES, "counted_clients")}
 
 
 def whole_run(run: Run, id: str, spent: PrivacySpent) -> dict[str, Any]:
-    """All of a run. `id` is how the page and its addresses call it."""
+    """All values of a run. `id` is its name in the page and in the page's addresses."""
     rule, test = detection_rule(run.plan), gain_test(run.plan)
     return {
         **progress(run, id, spent, 0),
         "name": run.name,
         "method": method_words(run.plan),
         "seed": whole_at(run.plan, "seed"),
-        "group": group_of(run.plan, run.about.get("task")),
+        "group": group_of(run.plan, run.about.get("task"), run.about.get("data")),
         "planned": run.planned,
         "percent": run.percent,
         "metric": _metric(run),
@@ -78,11 +81,12 @@ def whole_run(run: Run, id: str, spent: PrivacySpent) -> dict[str, Any]:
 
 
 def progress(run: Run, id: str, spent: PrivacySpent, have: int) -> dict[str, Any]:
-    """What changes while a run goes on; of the rounds those after the first `have`."""
+    """The values that change while a run goes on, with the rounds after the first `have`."""
     return {
         "id": id,
         "state": run.state,
         "verdict": asdict(verdict(run)),
+        "facts": [asdict(group) for group in facts(run)],
         "said": [*map(plain, run.warnings), *run.said],
         "summary": _brief(run.summary, PAGE_SUMMARY),
         "privacy": asdict(spent)
@@ -112,19 +116,19 @@ def _scores(scores: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _brief(value: Any, shape: Any) -> Any:
-    """The fields that `shape` names and no others; numbers as short as `brief_number` makes them."""
+def _brief(value: Any, shape: Any, digits: int = EXACT) -> Any:
+    """Only the fields that `shape` names, with numbers shortened by `brief_number`."""
     if value is None:
         return None
     shape = kind(shape)
     if shape is NUMBER:
-        return brief_number(value)
+        return brief_number(value, digits)
     if isinstance(shape, dict):
         return {name: _brief(value.get(name), inner) for name, inner in shape.items()}
     if isinstance(shape, MapOf):
-        return {name: _brief(item, shape.shape) for name, item in value.items()}
+        return {name: _brief(item, shape.shape, SHORT) for name, item in value.items()}
     if isinstance(shape, list) and shape[0] is not WHOLE:
-        return [_brief(item, shape[0]) for item in value]
+        return [_brief(item, shape[0], SHORT) for item in value]
     return value
 
 
@@ -137,17 +141,17 @@ def _client(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metric(run: Run) -> str:
-    """What is measured, as an axis says it. A task's own metric has no name that a plan would know."""
+    """The name of the metric, for an axis. The plan does not name a task's own metric."""
     if not run.percent:
         return "score"
     return word_at(run.plan, "scoring", "metric").replace("_", " ") or "accuracy"
 
 
-def brief_number(value: float | None) -> float | int | None:
-    """Four digits after the first: a difference too small to see takes no room."""
+def brief_number(value: float | None, digits: int) -> float | int | None:
+    """The number with so many significant digits, because more would not be visible."""
     if value is None:
         return None
-    short = float(f"{value:.4g}")
+    short = float(f"{value:.{digits}g}")
     return int(short) if short == int(short) and abs(short) < 1e15 else short
 
 
@@ -160,7 +164,7 @@ class PrivacySpent:
 
 
 def privacy_spent(run: Run) -> PrivacySpent:
-    """What the files say, at once: the summary's budget, or why there is none."""
+    """The budget in the summary, or why there is none. Nothing is computed."""
     if run.summary and run.summary.get("privacy"):
         found = run.summary["privacy"]
         return PrivacySpent(found["words"], found.get("epsilon"), found.get("delta"))
@@ -173,19 +177,20 @@ def privacy_spent_so_far(run: Run) -> PrivacySpent:
     """The budget of the rounds played so far. It takes a second or two, as it imports the plan's components."""
     buffers = run.about.get("float_buffers")
     if not isinstance(buffers, bool):
-        return privacy_spent(run)  # written before run.json said so
+        return privacy_spent(run)  # an earlier version, whose run.json does not have this field
     if not run.rounds:
         return PrivacySpent("nothing yet: no round was played")
     if not run.about["clients"]:
         return PrivacySpent("not known: run.json names no clients")
-    from lindt.plan.file import from_dict
-    from lindt.runs.summary import privacy_budget
-
     try:
-        plan = from_dict(run.plan)
-        clients = len(run.about["clients"])
-        found = privacy_budget(plan, clients, list(run.rounds), buffers, run.about)
-    except UserError as error:  # a plan of another version, or damaged: its budget is not ours to say
+        with naming_extras():
+            from lindt.plan.file import from_dict
+            from lindt.runs.about import privacy_budget
+
+            plan = from_dict(run.plan)
+            clients = run.about.get("population") or len(run.about["clients"])
+            found = privacy_budget(plan, clients, list(run.rounds), buffers, run.about)
+    except UserError as error:  # the plan is damaged or of another version, or the extra `simulation` is not installed
         return PrivacySpent(f"not known: {error}")
     return PrivacySpent(f"so far {found['words']}", found["epsilon"], found["delta"])
 

@@ -1,36 +1,49 @@
-"""A run's folder as people read it: whatever state it is in, without torch, with nothing in it believed unchecked.
+"""Read a run's folder for people, in any state of the run, without torch. Everything in it is checked before use.
 
-`lindt.runs.store` reads a folder to go on with the run and refuses a damaged one. Here a damaged line is passed over,
+`lindt.runs.store` reads a folder to continue the run, and refuses a damaged one. Here a damaged line is skipped,
 counted and reported. The plan is read as tables, not as a Plan: a Plan is built of components, which import torch, and
-a folder's plan may be of another version. What is not there is None.
+a folder's plan may be of another version. A missing value is None.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 from lindt.errors import UserError
 from lindt.plan.file import read_toml
 from lindt.runs.files import BrokenError, is_held, open_file, unseal_table
-from lindt.runs.schema import ABOUT, NODES, NODES_FILE, ROUND, STATISTICS, SUMMARY, TIMING, fits, parsed
+from lindt.runs.schema import (
+    ABOUT,
+    FROM_FLOWER,
+    FROM_PYTHON,
+    NODES,
+    NODES_FILE,
+    ROUND,
+    STATISTICS,
+    SUMMARY,
+    TIMING,
+    fits,
+    parsed,
+)
 from lindt.server.scores import client_weights, excluded_clients, without_clients
 
 State = Literal["running", "ended", "stopped", "crashed"]
 DEEPEST = 4  # folders of runs inside folders of runs: runs/compared/lindt is two
-MOST_FOLDERS = 20_000  # looked into when runs are searched for
+MOST_FOLDERS = 20_000  # a search for runs looks into no more
 
 
 @final
 @dataclass(frozen=True)
 class Run:
-    """What a folder holds at one moment. `rounds` are the lines of rounds.jsonl that could be read, in order."""
+    """The content of a run's folder at one moment. `rounds` are the readable lines of rounds.jsonl, in order."""
 
     folder: Path
     state: State
@@ -40,9 +53,9 @@ class Run:
     rounds: tuple[dict[str, Any], ...]
     seconds: dict[int, float]
     summary: dict[str, Any] | None
-    said: tuple[str, ...]  # what could not be read, and nodes that claimed a client of another one
+    said: tuple[str, ...]  # notes: what could not be read, refused claims of nodes, private models that did not learn
     anew: int = 0  # how often earlier rounds changed while the run was followed
-    excluded: dict[int, str] = field(default_factory=dict)  # clients that no gain counts, with the reason
+    excluded: dict[int, str] = field(default_factory=dict)  # clients left out of every gain, with the reason
 
     @property
     def name(self) -> str:
@@ -54,7 +67,7 @@ class Run:
 
     @property
     def warnings(self) -> list[str]:
-        """What the checks before training found; nothing where they were left out, as in runs of earlier versions."""
+        """The warnings of the checks before training; empty where the checks were not made."""
         checks = self.about.get("checks") or {}
         return list(checks.get("warnings", ()))
 
@@ -70,22 +83,24 @@ class Run:
 
 @final
 class Reader:
-    """Reads one run, and on: each `read` looks only at what is new in the files that grow."""
+    """Reads one run again and again: each `read` reads only the new lines of the files that grow."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.rounds = JsonLines(folder / "rounds.jsonl", ROUND)
         self.timing = JsonLines(folder / "timing.jsonl", TIMING)
         self.excluded: dict[int, str] = {}
-        self.changes = 0  # of who is excluded: then the scores of earlier rounds change too
+        self.changes = 0  # how often the excluded clients changed, and with them the scores of earlier rounds
 
     def read(self) -> Run:
         about_text, plan_text = read_small(self.folder / "run.json"), read_small(self.folder / "plan.toml")
         if about_text is None or plan_text is None:
-            raise UserError(f"{self.folder} is no run: it has no readable run.json and plan.toml")
+            raise UserError(
+                f"{self.folder} is not a run: it has no readable run.json and plan.toml; name the folder of a run"
+            )
         about = parsed(about_text, ABOUT)
         if about is None:
-            raise UserError(f"{self.folder}: run.json is damaged, or of another version of lindt")
+            raise UserError(f"{self.folder}: run.json is damaged, or another version of lindt wrote it")
         said: list[str] = []
         # The state first: a run that ends while it is read is then called running, not crashed.
         held = is_locked(self.folder)
@@ -103,13 +118,15 @@ class Reader:
             state = "stopped"
         said += self._passed_over(state)
         said += refused_claims(self.folder)
+        rounds = self._without_excluded(about, plan)
+        said += weak_baseline(about, plan, rounds)
         return Run(
             self.folder,
             state,
             about,
             plan,
             plan_text.decode("utf-8", "replace"),
-            self._without_excluded(about, plan),
+            rounds,
             {r: line["seconds"] for r, line in self.timing.found.items()},
             summary,
             tuple(said),
@@ -133,7 +150,7 @@ class Reader:
 
     def _passed_over(self, state: State) -> Iterator[str]:
         for lines in (self.rounds, self.timing):
-            # Half a line is how a round looks while it is being written; it is broken only once nobody writes.
+            # While a round is being written its line is incomplete; it is broken only if no process writes any more.
             broken = lines.broken + (lines.half and state != "running")
             if broken:
                 yield f"{broken} broken line{'s' if broken > 1 else ''} of {lines.path.name} left out"
@@ -160,6 +177,39 @@ def refused_claims(folder: Path) -> Iterator[str]:
         yield f"node {one['node']} claimed client{'s' if many else ''} {named}, {others}; refused"
 
 
+ONE_LABEL: Final = 0.9  # from this share of one label on, a model that has learned can hardly be better
+
+
+def weak_baseline(
+    about: Mapping[str, Any], plan: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """A sentence where private models are not better than one constant label, by two standard errors.
+
+    That happens if the rate is too small or too large for training alone, or with too few epochs. Only for accuracy,
+    and for clients whose test samples have several labels.
+    """
+    scored = [line["scores"] for line in rounds if line.get("scores")]
+    if not scored or word_at(plan, "scoring", "metric") != "accuracy":
+        return
+    constant = {one["client"]: number_at(one, "constant") for one in about["clients"]}
+    found = [
+        (one["samples"], one["private"], share)
+        for one in scored[-1]["clients"]
+        if (share := constant.get(one["client"])) is not None and share < ONE_LABEL and one.get("private") is not None
+    ]
+    samples = sum(n for n, _, _ in found)
+    if samples <= 0 or not all(0 <= part <= 1 for one in found for part in one[1:]):
+        return
+    alone, guess = (sum(one[0] * one[place] for one in found) / samples for place in (1, 2))
+    error = math.sqrt((alone * (1 - alone) + guess * (1 - guess)) / samples)
+    if alone - guess <= 2 * error:
+        yield (
+            f"private models are right on {alone:.1%} of the test samples, and always naming a client's most frequent "
+            f"label would be right on {guess:.1%}: they are not clearly better, and a gain over them says little; "
+            "change training.rate, or train them longer (alone.epochs)"
+        )
+
+
 def read_run(folder: Path) -> Run:
     return Reader(folder).read()
 
@@ -168,36 +218,38 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs at and below some folders, each once, however often it is named."""
     found = list(dict.fromkeys(run for folder in folders for run in find_runs(folder, whole=True)))
     if not found:
-        raise UserError(f"{', '.join(map(str, folders))}: no run in there; name a run's folder, or one that holds runs")
+        raise UserError(
+            f"{', '.join(map(str, folders))}: holds no run; name a run's folder, or a folder that holds runs"
+        )
     return [read_run(folder) for folder in found]
 
 
 def find_runs(root: Path, *, whole: bool = False) -> list[Path]:
     """The runs at and below a folder, by path. Links to folders are not followed; a run holds no other runs.
 
-    The first `MOST_FOLDERS` folders are looked into; where there are more, `whole` is a UserError.
+    At most `MOST_FOLDERS` folders are searched; with `whole` a UserError is raised where there are more.
     """
     if not root.is_dir():
-        raise UserError(f"{root} is no folder; name one that holds runs")
+        raise UserError(f"{root} is not a folder; name a folder that holds runs")
     found, waiting, looked = [], [(root, 0)], 0
     while waiting and looked < MOST_FOLDERS:
         folder, depth = waiting.pop()
         looked += 1
         try:
             entries = list(os.scandir(folder))
-        except OSError:  # a folder that may not be read holds no runs for us
+        except OSError:  # a folder that cannot be read
             continue
         if any(entry.name == "plan.toml" for entry in entries) and any(entry.name == "run.json" for entry in entries):
             found.append(folder)
         elif depth < DEEPEST:
             waiting += [(Path(entry.path), depth + 1) for entry in entries if entry.is_dir(follow_symlinks=False)]
     if waiting and whole:
-        raise UserError(f"{root}: it holds more than {MOST_FOLDERS:,} folders; name one with fewer in it")
+        raise UserError(f"{root}: it holds more than {MOST_FOLDERS:,} folders; name a folder that holds fewer")
     return sorted(found)
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works on the run. The locks are tried and given back at once; `Store.locked` waits that out."""
+    """Whether a process works on the run. Takes the locks and releases them at once; `Store.locked` waits for that."""
     try:
         whole = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:  # a folder that may not be read
@@ -212,21 +264,21 @@ def _plan(text: bytes) -> dict[str, Any]:
         return {}
 
 
-def check_file(out: Path) -> None:
-    """Raise a UserError where no file `out` can be written, before the work is done."""
+def check_file(out: Path, named: str = "-o") -> None:
+    """Raise a UserError where `out`, the value of the option `named`, cannot be a file, before the work is done."""
     if not out.parent.is_dir():
-        raise UserError(f"-o {out}: there is no folder {out.parent}; make it, or name another place")
+        raise UserError(f"{named} {out}: there is no folder {out.parent}; make it, or name another folder")
     if out.is_dir():
-        raise UserError(f"-o {out}: that is a folder; name a file")
+        raise UserError(f"{named} {out}: that is a folder; name a file")
 
 
-WHOLE_FILE = 8 * 2**20  # plan.toml, run.json, summary.json: kilobytes in truth
+WHOLE_FILE = 8 * 2**20  # plan.toml, run.json, summary.json: usually kilobytes
 LONGEST_LINE = 8 * 2**20  # a scored round of 10,000 clients takes about 1.5 MB
 LONGEST_FILE = 2**28  # 500 rounds of 100 clients, each round scored, take 7 MB
 
 
 def read_small(path: Path) -> bytes | None:
-    """The whole of a small file; None where it is missing, no plain file, or too large to be one of ours."""
+    """The content of a small file; None where it is missing, not a plain file, or larger than WHOLE_FILE."""
     descriptor = open_file(path)
     if descriptor is None:
         return None
@@ -236,10 +288,10 @@ def read_small(path: Path) -> bytes | None:
 
 @final
 class JsonLines:
-    """A file with one JSON line a round, read on from where it was left; `read` adds the new ones to `found`.
+    """A file with one JSON line a round. Each `read` continues where the last one ended and adds to `found`.
 
-    Half a line at the end waits for its rest. A file that was replaced or cut back (a run that was resumed) is
-    read anew from its start; `anew` counts how often.
+    An incomplete last line is read once it is complete. A file that was replaced or became shorter (a resumed run) is
+    read again from its start; `anew` counts how often.
     """
 
     def __init__(self, path: Path, shape: Mapping[str, Any]) -> None:
@@ -275,7 +327,7 @@ class JsonLines:
                     self.half = True
                     return
                 self.offset += len(piece)
-                if self.passing or not whole:  # a line too long to be one of ours, passed over piece by piece
+                if self.passing or not whole:  # a line longer than LONGEST_LINE, skipped piece by piece
                     self.passing = not whole
                     self.broken += whole
                 else:
@@ -303,7 +355,7 @@ JOINS = {"trimmed_mean": "trimmed mean", "median": "median", "weighted_mean": "w
 @final
 @dataclass(frozen=True)
 class DetectionRule:
-    """The rule that Delta is held against (Alg. 2, s8-s11)."""
+    """The paper's detection rule on Delta (Alg. 2, s8-s11)."""
 
     epsilon: float
     patience: int  # r'
@@ -334,7 +386,7 @@ def word_at(plan: Mapping[str, Any], *path: str) -> str:
 
 
 def detection_rule(plan: Mapping[str, Any]) -> DetectionRule | None:
-    """The detector's rule; None where nobody watches."""
+    """The rule on Delta; None where the plan has none."""
     where = ("method", "recovery")
     epsilon, patience = number_at(plan, *where, "epsilon"), whole_at(plan, *where, "patience")
     if word_at(plan, *where, "kind") != "on_detection" or epsilon is None or patience is None:
@@ -347,7 +399,7 @@ def detection_rule(plan: Mapping[str, Any]) -> DetectionRule | None:
 @final
 @dataclass(frozen=True)
 class GainTest:
-    """The plan's test of what clients report: which one, and its level alpha where it has one."""
+    """The plan's test of the clients' reports: its kind, and its level alpha where it has one."""
 
     kind: str
     alpha: float | None
@@ -360,7 +412,7 @@ def gain_test(plan: Mapping[str, Any]) -> GainTest | None:
 
 
 def adapts(plan: Mapping[str, Any]) -> bool:
-    """Whether clients learn something for themselves when recovery is on."""
+    """Whether clients train models of their own when recovery is on."""
     return word_at(plan, "method", "adaptation", "kind") not in ("", "global_only")
 
 
@@ -386,14 +438,21 @@ def method_words(plan: Mapping[str, Any]) -> str:
 
 
 def repeat_command(plan_file: str, task: str | None) -> str:
-    """What a shell is told to play the same run again; the plan holds all that decides its numbers."""
-    if task == "a Flower app":  # lindt.flower.recorder's: its plan.toml holds the detector's rule and no more
+    """The shell command, or the Python call, that plays the same run again. The plan decides all its numbers."""
+    if task == FROM_FLOWER:  # its plan.toml holds only the detector's rule
         return "start the Flower app with another folder"
+    if task == FROM_PYTHON:
+        return f"lindt.run({plan_file!r}, clients=..., model=..., out='runs/again')"
     words = ["lindt", "run", plan_file, "--out", "runs/again"]
     return shlex.join(words + (["--task", task] if task else []))
 
 
-def group_of(plan: Mapping[str, Any], task: str | None) -> str:
-    """The same for runs that differ in their seed alone."""
+def group_of(plan: Mapping[str, Any], task: str | None, data: object = None) -> str:
+    """An id that is the same for runs which differ only in their seed.
+
+    `data` is the hash of the clients' samples. It counts only for runs of Python objects: a task may draw its data from
+    the seed.
+    """
     rest = {name: value for name, value in plan.items() if name != "seed"}
-    return hashlib.sha256(json.dumps([rest, task], sort_keys=True, default=str).encode()).hexdigest()[:16]
+    told = [rest, task, data] if task == FROM_PYTHON else [rest, task]
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""A run's results as tables: for the terminal, and as flat rows for CSV and Parquet. Never imports torch.
+"""A run's results as tables: for the terminal, and as flat rows for CSV and Parquet. Does not import torch.
 
-Rows are one a round, or one a client and scored round. Rates and gains are fractions, as in rounds.jsonl. CSV needs
-nothing; Parquet needs the extra `lindt[parquet]`.
+There is one row a round, or one row for each client in each scored round. Rates and gains are fractions, as in
+rounds.jsonl. Parquet needs the extra `lindt[parquet]`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lindt.runs.schema import CLIENT_SCORE, REPORTED, ROUND, SCORES, kind
 
 
 def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Table:
-    """Like the paper's main table: central, local, beta; and who is worse off than alone."""
+    """A table like the paper's main table: central, local, beta; and how many clients are worse off than alone."""
     table = Table(
         title=title,
         title_justify="left",
@@ -49,7 +49,7 @@ def comparison(rows: Sequence[tuple[str, Mapping[str, Any]]], title: str) -> Tab
 
 
 def verdict_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table | None:
-    """What the test of the clients' reports says of each run; None where no run has one."""
+    """The results of the test of the clients' reports for each run; None where no run has reports."""
     if not any(summary.get("detection") for _, summary in rows):
         return None
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, collapse_padding=True)
@@ -119,9 +119,9 @@ def cells(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-# A round's fields that are columns; of a list (asked, answered, refused) its length.
+# A round's fields that are columns. The value of a list (asked, answered, refused) is its length.
 ROUND_FIELDS = {name: shape for name, shape in ROUND.items() if name not in ("quiet", "scores", *REPORTED)}
-# What the test says after a round: its state, the round of the decision, the gain on validation data, its error.
+# The test's results after a round: its state, the round of the decision, the gain on validation data, its error.
 VERDICT_COLUMNS: dict[str, type] = {
     "verdict": str, "since": int, "gain": float, "gain_error": float, "reporting_clients": int,
     "validation_samples": int, "needed_samples": int, "warning": int, "recovery": str, "recovered": str,
@@ -138,8 +138,8 @@ ROUND_COLUMNS: dict[str, type] = {
     **{name: kind(shape) for name, shape in SCORES.items()},
 }
 CLIENT_COLUMNS: dict[str, type] = {
-    "run": str, "name": str, "seed": int, "round": int, "client": int, "attacker": bool, "train": int, "test": int,
-    "classes": int, "answered": bool, "recovering": bool,
+    "run": str, "name": str, "seed": int, "round": int, "client": int, "client_name": str,
+    "attacker": bool, "train": int, "test": int, "classes": int, "answered": bool, "recovering": bool,
     **{name: kind(shape) for name, shape in CLIENT_FIELDS.items()},
 }  # fmt: skip
 
@@ -180,12 +180,12 @@ def _tested(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def note_columns(run: Run) -> list[str]:
-    """What the method logs (scores and gradients at attach points, alpha): columns of their own."""
+    """The columns for numbers that the method logs (scores and gradients at attach points, alpha)."""
     return sorted({name for line in run.scored for name in line["scores"]["notes"]} - ROUND_COLUMNS.keys())
 
 
 def client_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The clients that were counted, in every scored round."""
+    """A row for each counted client in each scored round."""
     about = {one["client"]: one for one in run.about["clients"]}
     for line in run.scored:
         for one in line["scores"]["clients"]:
@@ -194,6 +194,7 @@ def client_rows(run: Run) -> Iterator[dict[str, Any]]:
                 **_whose(run),
                 "round": line["round"],
                 "client": one["client"],
+                "client_name": who.get("name"),
                 **{name: who.get(name) for name in ("attacker", "train", "test")},
                 "classes": len(who["labels"]) if who.get("labels") else None,
                 "answered": one["client"] in line["answered"],
@@ -224,15 +225,15 @@ def _csv(columns: dict[str, type], rows: Sequence[dict[str, Any]]) -> bytes:
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    # A spreadsheet runs a text that begins like a formula:
-    # the names, the only texts that a file chooses, are kept from that.
-    names = ("run", "name")
+    # A spreadsheet executes a text that begins like a formula. Only the names come from a run's files, so that they are
+    # marked as plain text.
+    names = ("run", "name", "client_name")
     writer.writerows({key: _no_formula(value) if key in names else value for key, value in row.items()} for row in rows)
     return text.getvalue().encode()
 
 
-def _no_formula(text: str) -> str:
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+def _no_formula(text: str | None) -> str | None:
+    return f"'{text}" if text and text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def _parquet(columns: dict[str, type], rows: Sequence[dict[str, Any]]) -> bytes:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lindt.errors import UserError
+from lindt.errors import UserError, plain
 from lindt.report.reading import (
     Run,
     adapts,
@@ -33,8 +33,8 @@ from lindt.report.verdict import (
     detections,
     gain_summary,
     interval,
-    plain,
     points,
+    scored_data,
     verdict,
 )
 from lindt.runs.schema import CHECKS, DETECTION
@@ -80,7 +80,7 @@ def _checks(run: Run) -> dict[str, Any] | None:
 
 
 def run_rows(root: Path) -> list[dict[str, Any]]:
-    """Every run below a folder, running ones first, then the latest; one that cannot be read is told, not left out."""
+    """A row for every run below a folder: running ones first, then the latest. Unreadable runs have a row, too."""
     rows: list[dict[str, Any]] = []
     for folder in find_runs(root, whole=True):
         shown = str(folder.relative_to(root)) if folder != root else folder.resolve().name
@@ -88,11 +88,17 @@ def run_rows(root: Path) -> list[dict[str, Any]]:
             rows.append(run_row(read_run(folder), shown))
         except UserError as error:
             rows.append({"run": shown, "state": "unreadable", "changed": last_change(folder), "verdict": str(error)})
-    return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"], row["run"]))
+    return sorted(rows, key=by_time)
+
+
+def by_time(row: Mapping[str, Any]) -> tuple[bool, float, str]:
+    """The order of runs in a list: running ones first, by name, since all have just changed; then the latest."""
+    running = row["state"] == "running"
+    return not running, 0.0 if running else -row["changed"], row["run"]
 
 
 def last_change(folder: Path) -> float:
-    """When something was last written of a run's results, in seconds since 1970; 0 where there is nothing to see."""
+    """When a run's results were last written, in seconds since 1970; 0 where no file can be found."""
     times = [0.0]
     for name in ("rounds.jsonl", "summary.json", "plan.toml"):
         with suppress(OSError):
@@ -100,28 +106,45 @@ def last_change(folder: Path) -> float:
     return max(times)
 
 
-def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
+COLUMNS = ("run", "state", "changed", "method", "round", "beta", "worse", "verdict")
+LEFT_OUT = ("method", "changed", "beta", "worse", "round")  # where a terminal is narrow, the first of them first
+CAPTIONS = {
+    "beta": "the mean gain over training alone on test data, in points, in the last scored round",
+    "worse": "clients clearly worse off than alone, by the paired test at 95%",
+    "verdict": "of the test of the clients' reports, since a round; by Delta the rounds in which it suspected NFL",
+}
+
+
+def runs_table(rows: Sequence[dict[str, Any]], width: int = 120) -> Table:
+    """A table of as many columns as `width` has room for; its caption names those that are left out."""
+    cells = [dict(zip(COLUMNS, map(plain, _cells(row)), strict=True)) for row in rows]
+    needed = {name: max(len(name), *(len(row[name]) for row in cells)) for name in COLUMNS}
+    needed |= {"run": 14, "method": min(needed["method"], 12)}  # both may be wrapped
+    shown = list(COLUMNS)
+    for name in LEFT_OUT:
+        if 2 + sum(needed[one] + 2 for one in shown) <= width:  # with the spaces between columns and at both ends
+            break
+        shown.remove(name)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True, padding=(0, 1))
-    table.add_column("run", overflow="fold", min_width=14)
-    table.add_column("state", no_wrap=True)
-    table.add_column("changed", no_wrap=True)
-    table.add_column("method", overflow="fold")
-    for name in ("round", "beta", "worse", "verdict"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(plain(cell)) for cell in _cells(row)))
-    table.caption = (
-        "beta: the mean gain over training alone on test data, in points, in the last scored round\n"
-        "worse: clients clearly worse off than alone, by the paired test at 95%\n"
-        "verdict: of the test of the clients' reports, since a round; by Delta the rounds in which it suspected NFL"
-    )
+    for name in shown:
+        if name in ("run", "method"):
+            table.add_column(name, overflow="fold", min_width=needed[name])
+        else:
+            table.add_column(name, justify="left" if name in ("state", "changed") else "right", no_wrap=True)
+    for row in cells:
+        table.add_row(*(Text(row[name]) for name in shown))
+    captions = [f"{name}: {words}" for name, words in CAPTIONS.items() if name in shown]
+    captions += [plain(row["verdict"]) for row in rows if row["state"] == "unreadable"]
+    if len(shown) < len(COLUMNS):
+        captions.append(f"not shown in a narrow terminal: {', '.join(name for name in COLUMNS if name not in shown)}")
+    table.caption = Text("\n".join(captions))
     table.caption_justify = "left"
     return table
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if row["state"] == "unreadable":
-        return [row["run"], "unreadable", _when(row["changed"]), row["verdict"], *[""] * 4]
+        return [row["run"], "unreadable", *[""] * 6]
     of = f"/{row['rounds']}" if row["rounds"] else ""
     worse = "-" if row["clearly_harmed"] is None else f"{row['clearly_harmed']}/{row['counted_clients']}"
     return [
@@ -137,13 +160,13 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _when(changed: float) -> str:
-    """The day, and of today the time."""
+    """The date; for today the time."""
     then = datetime.fromtimestamp(changed)
     return f"{then:%H:%M}" if then.date() == datetime.now().date() else f"{then:%Y-%m-%d}"
 
 
 def _verdict_cell(row: dict[str, Any]) -> str:
-    """`hurts 20` of a test; of Delta `flagged 26`."""
+    """`hurts 20` for the test of reports, `flagged 26` for the rule on Delta."""
     if row["detection"] is not None:
         found = row["detection"]["verdict"]
         since = "" if found.get("since") is None else f" {found['since']}"
@@ -154,29 +177,35 @@ def _verdict_cell(row: dict[str, Any]) -> str:
 
 
 def show(console: Console, run: Run) -> None:
-    """The verdict, the gain and Delta over rounds, what was left out, and how to repeat the run."""
+    """Print the verdict, the gain and Delta over the rounds, what could not be read, and how to repeat the run."""
     found = verdict(run)
-    console.print(_headline(run, found), soft_wrap=True)
+    unwrapped = not console.is_terminal  # a terminal wraps between words
+    console.print(_headline(run, found), soft_wrap=unwrapped)
     marks = Marks() if console.encoding.lower().startswith("utf") else ASCII
     width = max(20, min(64, console.width - 12))
     for text in charts(run, marks, width):
-        console.print(Text(text), no_wrap=True, overflow="crop")
+        console.print(Text(text), soft_wrap=unwrapped)
+    if run.summary and run.summary.get("early_stop"):
+        console.print(Text(plain(run.summary["early_stop"]["words"])), soft_wrap=unwrapped)
     if run.summary and run.summary.get("prediction"):
-        console.print(Text(f"to predict, a client has {plain(run.summary['prediction']['words'])}"), soft_wrap=True)
+        console.print(
+            Text(f"to predict, a client has {plain(run.summary['prediction']['words'])}"), soft_wrap=unwrapped
+        )
     if run.summary and run.summary.get("privacy"):
-        console.print(Text(f"privacy: {plain(run.summary['privacy']['words'])}"), soft_wrap=True)
+        console.print(Text(f"privacy: {plain(run.summary['privacy']['words'])}"), soft_wrap=unwrapped)
     for said in run.warnings:
-        console.print(Text(f"warning: {plain(said)}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"warning: {plain(said)}", style="yellow"), soft_wrap=unwrapped)
     for said in run.said:
-        console.print(Text(f"note: {said}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"note: {plain(said)}", style="yellow"), soft_wrap=unwrapped)
     task = run.about.get("task")
     console.print(Text(f"repeat:  {plain(repeat_command(str(run.folder / 'plan.toml'), task))}"), soft_wrap=True)
 
 
 def _headline(run: Run, found: Verdict) -> Text:
-    text = Text(f"{found.sentence}\n", style=COLOURS.get(found.tone, ""))
+    text = Text(f"{plain(found.sentence)}\n", style=COLOURS.get(found.tone, ""))
     seed = whole_at(run.plan, "seed")
-    text.append(plain(f"{run.name}, {method_words(run.plan)}, seed {seed}, {run.state}") + "\n", style="dim")
+    seeded = [] if seed is None else [f"seed {seed}"]  # a Flower app has none
+    text.append(plain(", ".join([run.name, method_words(run.plan), *seeded, run.state])) + "\n", style="dim")
     return text
 
 
@@ -204,7 +233,7 @@ def charts(run: Run, marks: Marks, width: int) -> list[str]:
     gains = [(round, scale * beta) for round, beta in betas if beta is not None]
     if gains:
         unit = ", in points" if run.percent else ""
-        title = f"mean gain over training alone, on test data{unit}"
+        title = f"mean gain over training alone, on {scored_data(run)}{unit}"
         text += ["", *chart(title, gains, against=0.0, span=span, events=events, width=width, marks=marks, decimals=1)]
     if events:
         on = "recovery on from the next round" if adapts(run.plan) else "this method has no recovery"
@@ -226,7 +255,7 @@ LETTERS = {
 
 
 def _events(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Letter and line; of two events in one round the later one is drawn."""
+    """Letter and line of each event; of two events in one round the chart draws the later one."""
     nothing: dict[str, Any] = {"flag": False, "detections": 0}
     for before, line in zip([nothing, *run.rounds], run.rounds, strict=False):
         now, then = detection_of(line), detection_of(before)
@@ -249,7 +278,7 @@ def _events(run: Run) -> Iterator[tuple[str, dict[str, Any]]]:
 @final
 @dataclass(frozen=True)
 class Marks:
-    """What a chart is drawn with."""
+    """The characters that a chart is drawn with."""
 
     point: str = "•"
     rule: str = "┄"
@@ -273,7 +302,9 @@ def chart(
     marks: Marks = Marks(),  # frozen
     decimals: int = 2,
 ) -> list[str]:
-    """Lines of text. `values` are (round, value) within `span`; `against` is drawn across; an event is one letter.
+    """A chart as lines of text. `values` are (round, value) within `span`; `against` is a horizontal line.
+
+    `events` are drawn below the chart, each as one letter.
 
     Each column is the mean of the rounds that fall into it.
     """
@@ -307,7 +338,9 @@ def chart(
         *(f"{label:>{room}} {marks.side}{''.join(cells)}" for label, cells in zip(labels, picture, strict=True)),
     ]
     text.append(" " * room + f" {marks.corner}" + marks.floor * columns)
-    ends = f"{first}{str(last).rjust(max(0, columns - len(str(first))))}"
+    ends = (
+        f"{first}{str(last).rjust(max(len(str(last)) + 1, columns - len(str(first))))}" if last > first else f"{first}"
+    )
     text.append(" " * (room + 2) + ends + "  round")
     noted = [" "] * columns
     for round, letter in (events or {}).items():
@@ -319,5 +352,5 @@ def chart(
 
 
 def round_half(value: float) -> int:
-    """To the nearest row; Python's own rounding goes to even ones at a half, which bends straight lines."""
+    """Round to the nearest row. Python's `round` rounds halves to even numbers, which bends straight lines."""
     return int(value + 0.5)

@@ -1,11 +1,12 @@
-"""The verdict on a run in one sentence: does federation help or hurt, since when, how sure is that, what was done?
+"""The verdict on a run in one sentence: whether federation helps or hurts, since when, how certain, and what was done.
 
-The same sentence in the terminal, in the page and in the report, and the words for what happens in a round. Never
-imports torch, so that any log can use it.
+The terminal, the page and the report show the same sentence. The words for the events of a round are here, too. This
+module does not import torch, so that any log can use it.
 
 Where clients report their gain on validation data (a round's `detection`), the verdict is that of the test, in one of
-four states: too early, undecided, helps, hurts. Where they do not, Delta suspects, and the gain beta on test data is
-told as it was measured. "Clearly" is the paired test of server/scores.py: one client's test set is small.
+four states: too early, undecided, helps, hurts. Where they do not, the rule on Delta may suspect NFL, and the sentence
+gives the gain beta on test data as it was measured. "Clearly" means: by the paired test of server/scores.py, because
+one client's test set is small.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, final
 
-from lindt.report.reading import DetectionRule, Run, adapts, detection_rule, gain_test, word_at
+from lindt.report.reading import DetectionRule, Run, adapts, detection_rule, gain_test, whole_at, word_at
+from lindt.runs.schema import FROM_FLOWER
+from lindt.server.detection.gain import first_round, too_short
 from lindt.server.scores import no_update
 
-# Grey: waiting, unknown. Green: helps, mended. Orange: hurts. Yellow: suspected, by Delta alone.
+# Colours: grey for waiting and unknown, green for helps and mended, orange for hurts, yellow for suspected by Delta.
 Tone = Literal["helps", "mended", "hurts", "suspected", "unknown", "waiting"]
 Detection = Mapping[str, Any]  # `detection` in a line of rounds.jsonl: runs.schema.DETECTION
 Decision = Mapping[str, Any]  # one answer in it: runs.schema.DECISION
@@ -34,18 +37,39 @@ class Verdict:
 
 @final
 @dataclass(frozen=True)
+class Fact:
+    """A number under the verdict, as text: what it is, its value, and a note."""
+
+    name: str
+    value: str
+    note: str
+
+
+@final
+@dataclass(frozen=True)
+class FactGroup:
+    title: str
+    facts: tuple[Fact, ...]
+
+
+@final
+@dataclass(frozen=True)
 class GainSummary:
-    """How the clients fare on test data, in one scored round."""
+    """The clients' gains on test data in one scored round."""
 
     round: int
     beta: float | None
     median: float | None
     local: float
-    clearly_better: int | None  # None where nothing is known sample by sample, so that nothing is clear
+    clearly_better: int | None  # None where there is no score per sample, which the paired test needs
     clearly_harmed: int | None
-    clients: int
+    clients: int  # with a known gain; all that were scored, where no gain is known
+    better: int
+    unchanged: int
+    worse: int
     ipr: float | None  # the share of clients that are not worse off
     worst_tenth: float | None
+    panel: Mapping[str, Any] | None = None  # `server.scores.Panel`; None where all clients are scored
 
 
 def verdict(run: Run) -> Verdict:
@@ -72,7 +96,7 @@ def detections(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def gain_summary(run: Run) -> GainSummary | None:
-    """Now: the last scored round. A mean over several may reach back before recovery."""
+    """The gains in the last scored round. A mean over several rounds could include rounds before recovery."""
     return _standing(run.scored[-1]) if run.scored else None
 
 
@@ -88,13 +112,17 @@ def _standing(line: Mapping[str, Any]) -> GainSummary:
         scores["local"],
         sum(beta > 0 for beta in clear) if known else None,
         (scores.get("clearly_harmed") or 0) if known else None,
-        len(scores["clients"]),
+        len(betas) or len(scores["clients"]),
+        sum(beta > 0 for beta in betas),
+        sum(beta == 0 for beta in betas),
+        sum(beta < 0 for beta in betas),
         sum(beta >= 0 for beta in betas) / len(betas) if betas else None,
         scores.get("worst_tenth"),
+        scores.get("panel"),
     )
 
 
-# What the test of the clients' reports says.
+# The test of the clients' reports.
 
 STATES = ("too early", "undecided", "helps", "hurts")
 VALUES = {"hurts": -1, "too early": 0, "undecided": 0, "helps": 1}  # for charts and trackers, which take numbers
@@ -107,7 +135,7 @@ _TONES: dict[str, tuple[Tone, str]] = {
 
 
 def detection_of(line: Mapping[str, Any]) -> Detection | None:
-    """What the test says after a round; None where clients report nothing. An unknown state counts as undecided."""
+    """The test's results after a round; None where clients report nothing. An unknown state counts as undecided."""
     found = line.get("detection")
     if found is None:
         return None
@@ -120,7 +148,7 @@ def _known(decision: Decision) -> Decision:
 
 
 def level(plan: Mapping[str, Any]) -> str:
-    """`, at level 0.05`: what the verdict of this plan's test rests on."""
+    """`, at level 0.05`: the level, or the name, of this plan's test."""
     test = gain_test(plan)
     return "" if test is None else level_words(test.kind, test.alpha)
 
@@ -131,8 +159,8 @@ def level_words(kind: str, alpha: float | None) -> str:
     return "" if alpha is None else f", at level {alpha:g}"
 
 
-def decision_words(decision: Decision, level: str, percent: bool, subject: str = "Federation") -> str:
-    """The test's answer to "does federation help?", with what it rests on."""
+def decision_words(decision: Decision, level: str, percent: bool) -> str:
+    """The test's answer to "does federation help?", in a line of a run's log."""
     state, gain = decision["state"], gain_words(decision, percent)
     if state == "too early":
         return f"Too early to say whether federation helps: {gain}"
@@ -142,7 +170,7 @@ def decision_words(decision: Decision, level: str, percent: bool, subject: str =
         if needed:
             until = f"; {needed:,} validation samples would decide it if the gain stays as it is"
         return f"Undecided{level}: {gain}{until}"
-    return f"{subject} {state}{_since(decision)}{level}: {gain}"
+    return f"Federation {state}{_since(decision)}{level}: {gain}"
 
 
 def gain_words(decision: Decision, percent: bool) -> str:
@@ -151,10 +179,28 @@ def gain_words(decision: Decision, percent: bool) -> str:
         return (
             "no client has reported its gain yet" if decision["state"] == "too early" else "no client reports its gain"
         )
-    clients, samples = decision["clients"], decision["samples"]
-    on = f"{clients} client{'' if clients == 1 else 's'}, {samples:,} validation samples"
+    return f"gain on validation data {interval(decision, percent)} ({_basis(decision)})"
+
+
+def _basis(decision: Decision) -> str:
+    """`two standard errors, 15 clients, 412 validation samples`."""
     errors = "two standard errors, " if decision.get("error") is not None else ""
-    return f"gain on validation data {interval(decision, percent)} ({errors}{on})"
+    return f"{errors}{counted(decision['clients'], 'client')}, {counted(decision['samples'], 'validation sample')}"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def compared(gain: float, run: Run, error: float | None = None, other: str = "training alone") -> str:
+    """`12.0 +- 2.0 points less accurate than training alone`; `better` or `worse` for metrics other than accuracy."""
+    accuracy = run.percent and word_at(run.plan, "scoring", "metric") in ("", "accuracy")
+    more, less, same = ("more accurate", "less accurate", "accurate") if accuracy else ("better", "worse", "good")
+    unit, size = " points" if run.percent else "", points(abs(gain), run.percent)
+    both = "" if error is None else f"+- {points(2 * error, run.percent)}"
+    if float(size) == 0:
+        return f"as {same} as {other}{both and f' ({both}{unit})'}"
+    return f"{size}{both and ' '}{both}{unit} {more if gain > 0 else less} than {other}"
 
 
 def interval(decision: Decision, percent: bool) -> str:
@@ -167,7 +213,7 @@ def interval(decision: Decision, percent: bool) -> str:
 
 
 def detection_news(before: Mapping[str, Any] | None, line: Mapping[str, Any], level: str, percent: bool) -> list[str]:
-    """What changed in a round, a sentence each: a warning, a verdict, recovery on or off, and its effect.
+    """One sentence for each change in a round: a warning, a verdict, recovery on or off, and the effect of recovery.
 
     `before` and `line` are lines of rounds.jsonl, `before` None in the first round.
     """
@@ -176,7 +222,10 @@ def detection_news(before: Mapping[str, Any] | None, line: Mapping[str, Any], le
         return []
     then = (detection_of(before) if before else None) or {}
     at, said = f"round {line['round']}: ", list[str]()
-    if now.get("warning") is not None and then.get("warning") is None:
+    already = (
+        _state(then.get("verdict")) == now["verdict"]["state"] == "hurts"
+    )  # a warning that comes after the verdict
+    if now.get("warning") is not None and then.get("warning") is None and not already:
         yet = "" if now["verdict"]["state"] in ("helps", "hurts") else "; no verdict yet"
         said.append(f"{at}early warning: {gain_words(now['verdict'], percent)}{yet}")
     old, new = _state(then.get("verdict")), now["verdict"]["state"]
@@ -200,7 +249,7 @@ def _state(decision: Decision | None) -> str:
 
 
 def _changed(old: str, new: str) -> bool:
-    """Whether there is news: something was decided, or is no longer."""
+    """Whether a decision was made, changed or withdrawn."""
     return new != old and bool({old, new} & {"helps", "hurts"})
 
 
@@ -224,12 +273,13 @@ def _switched_off(before: Mapping[str, Any], line: Mapping[str, Any], when: bool
     effects = [(detection_of(one) or {}).get("recovery") for one in (line, before) if one]
     shown = next((effect for effect in effects if effect), None)
     if shown and shown["state"] == "hurts":
-        return f"recovery was switched off{at}: what the clients predicted with was shown to be worse than w"
+        worse = "what the clients predicted with was shown to be worse than the shared model"
+        return f"recovery was switched off{at}: {worse}"
     return f"recovery was switched off{at}"
 
 
 def _tested(run: Run, detection: Detection) -> Verdict:
-    """By the test of the clients' reports."""
+    """The verdict of the test of the clients' reports."""
     decision, recovered = detection["verdict"], _state(detection.get("recovered"))
     state, recovering = decision["state"], run.rounds[-1]["flag"] and adapts(run.plan)
     tone, headline = _TONES[state]
@@ -240,15 +290,54 @@ def _tested(run: Run, detection: Detection) -> Verdict:
     elif recovering and state == "hurts":
         headline = "Federation hurts, recovery is on"
     warning = detection.get("warning")
-    warned = "" if warning is None else f"; early warning in round {warning}"
-    # While recovery is on, clients predict with something else than the w that is judged here.
-    subject = "The shared model alone" if recovering else "Federation"
-    words = decision_words(decision, level(run.plan), run.percent, subject)
+    late = state == "hurts" and None not in (warning, decision.get("since")) and warning > decision["since"]
+    warned = "" if warning is None or late else f"; early warning in round {warning}"
+    # While recovery is on, clients do not predict with the shared model, which this verdict is about.
+    words = _on_shared_model(run, decision, alone=recovering)
+    if recovering and recovered in ("helps", "hurts"):
+        words = f"{_on_recovery(run, detection['recovered'])}; {words[0].lower()}{words[1:]}"
     return Verdict(tone, headline, f"{words}{warned}{_recovery(run, detection)}{_on_test_data(run)}")
 
 
+def _on_shared_model(run: Run, decision: Decision, alone: bool) -> str:
+    """The test's result for the shared model, with its data. `alone` is true while recovery is on."""
+    state, gain = decision["state"], decision.get("gain")
+    subject, it = ("the shared model alone", "it") if alone else ("federation", "the shared model")
+    if gain is None:
+        found = "no client has reported its gain yet" if state == "too early" else "no client reports its gain"
+    else:
+        found = f"{it} is {compared(gain, run, decision.get('error'))} ({_basis(decision)})"
+    if state == "too early":
+        return f"Too early to say whether {subject} helps: {found}{_until_the_test(run)}"
+    if state == "undecided":
+        until = "; more rounds may decide it" if decision["clients"] else ""
+        if needed := decision.get("needed"):
+            until = f"; {counted(needed, 'validation sample')} would decide it if the gain stays as it is"
+        return f"Undecided whether {subject} helps{level(run.plan)}: {found}{until}"
+    return f"{subject[0].upper()}{subject[1:]} {state}{_since(decision)}{level(run.plan)}: {found}"
+
+
+def _until_the_test(run: Run) -> str:
+    """When the test begins, or that the run has too few rounds for it."""
+    test = gain_test(run.plan)
+    if test is None or test.kind != "gain":
+        return ""
+    start = whole_at(run.plan, "detection", "start") or 0
+    if short := too_short(start, run.planned):
+        return f"; {short}"
+    first = first_round(start, run.planned)
+    return f"; the test begins in round {first}" if run.rounds[-1]["round"] < first else ""
+
+
+def _on_recovery(run: Run, decision: Decision) -> str:
+    """The test's result for the models that clients predict with in recovery, against training alone."""
+    found = f" {compared(decision['gain'], run, decision.get('error'))}" if decision.get("gain") is not None else ""
+    shown = f": what the clients predict with is{found} ({_basis(decision)})" if found else ""
+    return f"Recovery {decision['state']}{_since(decision)}{level(run.plan)}{shown}"
+
+
 def _recovery(run: Run, detection: Detection) -> str:
-    """What recovery does, and what is known of it."""
+    """Since when recovery is on, and its effect."""
     last, was_on = run.rounds[-1], any(line["recovering"] or line["flag"] for line in run.rounds)
     if not adapts(run.plan):
         return "; this method has no recovery" if detection["verdict"]["state"] == "hurts" else ""
@@ -263,16 +352,20 @@ def _recovery(run: Run, detection: Detection) -> str:
         if not line["recovering"]:
             break
         begun = line["round"]
+    told = _state(detection.get("recovered")) in ("helps", "hurts")  # the sentence begins with that effect
     effects = [
-        _effect(detection[name], against, run.percent)
-        for name, against in (("recovery", "w"), ("recovered", "training alone"))
-        if detection.get(name)
+        f"{compared(found['gain'], run, found.get('error'), other)} ({_shown(found)})"
+        for name, other in (("recovery", "the shared model"), ("recovered", "training alone"))
+        if (found := detection.get(name)) and found.get("gain") is not None and not (told and name == "recovered")
     ]
     if not effects:
-        return f"; recovery on since round {begun}, its effect is not tested yet"
-    first, *rest = effects
-    second = "".join(f" and {text.removeprefix('what the clients predict with ')}" for text in rest)
-    return f"; recovery on since round {begun}: {first}{second}"
+        return f"; recovery on since round {begun}{'' if told else ', its effect is not tested yet'}"
+    return f"; recovery on since round {begun}: what the clients predict with is {' and '.join(effects)}"
+
+
+def _shown(decision: Decision) -> str:
+    decided = decision["state"] in ("helps", "hurts")
+    return f"shown{_since(decision)}" if decided else "not decided"
 
 
 def _on_test_data(run: Run) -> str:
@@ -280,29 +373,137 @@ def _on_test_data(run: Run) -> str:
     if now is None:
         return ""
     if now.beta is None:
-        return f"; on test data in round {now.round}: local {points(now.local, run.percent)}, the gain is not known"
-    return f"; on test data in round {now.round}: {_fared(now, run)}"
+        local = points(now.local, run.percent)
+        return f"; on {scored_data(run)} in round {now.round}: local {local}, the gain is not known"
+    return f"; {_fared(now, run)}"
+
+
+def scored_data(run: Run) -> str:
+    """The data on which clients are scored. A wrapped Flower app has one evaluation, which the test uses as well.
+
+    Its scores are means. The clients of an app with a dual model have test data apart, with a score per sample.
+    """
+    now = gain_summary(run)
+    wrapped = run.about.get("task") == FROM_FLOWER and now is not None and now.clearly_harmed is None
+    return "the app's evaluation data" if wrapped else "test data"
 
 
 def _fared(now: GainSummary, run: Run) -> str:
-    """`mean gain +5.9 points, median +2.1, clearly better 6 of 15 clients, clearly worse 0 of 15`."""
+    """The mean gain, and how many clients are better off, unchanged and worse off."""
     assert now.beta is not None
-    if now.clearly_harmed is None:
-        return f"mean gain {_signed(now.beta, run)}, median {points(now.median, run.percent, sign=True)}"
+    spread = f"median {points(now.median, run.percent, sign=True)}"
+    if now.worst_tenth is not None:
+        spread += f", worst tenth {points(now.worst_tenth, run.percent, sign=True)}"
+    known = now.clearly_harmed is not None
+    better, worse = (f" (clearly {n})" if known else "" for n in (now.clearly_better, now.clearly_harmed))
     return (
-        f"mean gain {_signed(now.beta, run)}, median {points(now.median, run.percent, sign=True)}, "
-        f"clearly better {now.clearly_better} of {now.clients} clients, "
-        f"clearly worse {now.clearly_harmed} of {now.clients}"
+        f"on {scored_data(run)} in round {now.round} the clients are {compared(now.beta, run, other='alone')}, "
+        f"on average ({spread}); better off {now.better} of {counted(now.clients, 'client')}{better}, "
+        f"unchanged {now.unchanged}, worse off {now.worse}{worse}{_panel_words(now, run)}"
     )
 
 
-# What Delta and the gain on test data say where clients report nothing.
+def _panel_words(now: GainSummary, run: Run) -> str:
+    """What the panel says about all clients; empty where all clients are scored."""
+    if now.panel is None:
+        return ""
+    found, low, high = now.panel, now.panel.get("beta_low"), now.panel.get("beta_high")
+    words = f"; these clients are a random panel of {found['of']:,} clients"
+    if low is not None and high is not None:
+        ends = " to ".join(points(end, run.percent, sign=True) for end in (low, high))
+        words += f", whose mean gain is {ends} (95% interval)"
+    left = found["expected"] - found["clients"]
+    return words + (f"; the interval leaves out {counted(left, 'client')} without an answer" if left else "")
+
+
+# The numbers under the verdict.
+
+
+def facts(run: Run) -> tuple[FactGroup, ...]:
+    """The numbers that the page shows under the sentence, written by the functions that write the sentence."""
+    detection = detection_of(run.rounds[-1]) if run.rounds else None
+    return _facts_on_test_data(run), _facts_of_delta(run) if detection is None else _facts_of_reports(run, detection)
+
+
+def _facts_on_test_data(run: Run) -> FactGroup:
+    now = gain_summary(run)
+    if now is None:
+        return FactGroup("On test data: no round is scored yet", ())
+    if now.beta is None:
+        local = Fact("local", points(now.local, run.percent), "the gain is not known without private models")
+        return FactGroup(f"On {scored_data(run)}, round {now.round}", (local,))
+    unit = " points" if run.percent else ""
+    attackers = sum(one["attacker"] for one in run.about["clients"])
+    left = f"; the {counted(attackers, 'attacker')} are not counted" if attackers > 1 else ""
+    left = "; the attacker is not counted" if attackers == 1 else left
+
+    def clearly(number: int | None) -> str:
+        return "not known" if number is None else f"{number} of {now.clients}"
+
+    paired = "by the paired test at 95%" if now.clearly_harmed is not None else "no score per sample"
+    share = "" if now.ipr is None else f"{points(now.ipr)}% not worse off (IPR)"
+    return FactGroup(
+        f"On {scored_data(run)}, round {now.round}, {counted(now.clients, 'client')}{left}",
+        (
+            Fact("gain over training alone", points(now.beta, run.percent, sign=True) + unit, "mean over the clients"),
+            Fact("clearly worse off", clearly(now.clearly_harmed), paired),
+            Fact("clearly better off", clearly(now.clearly_better), paired),
+            Fact("better / unchanged / worse", f"{now.better} / {now.unchanged} / {now.worse}", share),
+            Fact("median gain", points(now.median, run.percent, sign=True), "the client in the middle"),
+            Fact("worst tenth", points(now.worst_tenth, run.percent, sign=True), "mean gain of those that gain least"),
+            *_panel_facts(now, run),
+        ),
+    )
+
+
+def _panel_facts(now: GainSummary, run: Run) -> tuple[Fact, ...]:
+    if now.panel is None:
+        return ()
+    low, high = now.panel.get("beta_low"), now.panel.get("beta_high")
+    known = low is not None and high is not None
+    ends = " to ".join(points(end, run.percent, sign=True) for end in (low, high)) if known else "not known"
+    return (Fact(f"mean gain of all {now.panel['of']:,} clients", ends, "95% interval, from a random panel"),)
+
+
+def _facts_of_reports(run: Run, detection: Detection) -> FactGroup:
+    decision, warning = detection["verdict"], detection.get("warning")
+    found = [_decided("shared model against alone", decision, run)]
+    found.append(
+        Fact("early warning", "none" if warning is None else f"round {warning}", "against private models of equal age")
+    )
+    if adapts(run.plan):
+        for name, other in (("recovery", "the shared model"), ("recovered", "alone")):
+            title = f"recovery against {other}"
+            known = detection.get(name)
+            on = "not tested yet" if run.rounds[-1]["flag"] else "recovery is off"
+            found.append(_decided(title, known, run) if known else Fact(title, "-", on))
+    basis = f" ({_basis(decision)})" if decision.get("gain") is not None else ""
+    return FactGroup(f"By the clients' reports{basis}", tuple(found))
+
+
+def _decided(name: str, decision: Decision, run: Run) -> Fact:
+    since = "" if decision.get("since") is None else f" since {decision['since']}"
+    return Fact(name, f"{decision['state']}{since}", interval(decision, run.percent))
+
+
+def _facts_of_delta(run: Run) -> FactGroup:
+    rule, last = detection_rule(run.plan), run.rounds[-1] if run.rounds else None
+    value = last.get(rule.statistic if rule else "delta") if last else None
+    what = "Delta" if rule is None or rule.statistic == "delta" else f"the {rule.statistic} divergence"
+    shown = "-" if value is None else f"{value:.3g}"
+    if rule is None:
+        return FactGroup("No detector watches", (Fact(what, shown, "in the last round"),))
+    above = Fact("rounds above epsilon", str(last["count"] if last else 0), f"suspected above r' = {rule.patience}")
+    return FactGroup("By Delta", (Fact(what, shown, f"the detector's epsilon is {rule.epsilon:g}"), above))
+
+
+# The verdict by Delta and by the gain on test data, where clients report nothing.
 
 
 def _flagged(run: Run, flagged: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Delta was above epsilon for too long: in the same round everyone was asked how they fare.
+    """The rule on Delta flagged the run, and all clients were scored in the same round.
 
-    The gain then compares a half-trained w with finished private models: it is told, and proves nothing.
+    That gain compares an unfinished w with finished private models: the sentence gives it, but it proves nothing.
     """
     last = flagged[-1]
     then = _standing(last) if last.get("scores") else None
@@ -313,17 +514,18 @@ def _flagged(run: Run, flagged: Sequence[Mapping[str, Any]]) -> Verdict:
     if then is None or then.beta is None:
         gain = "; the gain is not known without private models"
     else:
-        gain = f"; in that round the mean gain was {_signed(then.beta, run)} against finished private models" + (
-            "" if then.clearly_harmed is None else f", clearly worse {then.clearly_harmed} of {then.clients} clients"
+        gain = f"; in that round the clients were {compared(then.beta, run, other='alone')}, on average" + (
+            "" if then.clearly_harmed is None else f", clearly worse off {then.clearly_harmed} of {then.clients}"
         )
+        gain += " (their private models were finished, the shared model was not)"
     after = _on_test_data(run) if now else ""
     tone: Tone
     if now is None or now.beta is None:
         tone, headline = "suspected", "Suspected by Delta"
     elif now.beta >= 0:
-        tone, headline = "helps", "Gain above 0 now"
+        tone, headline = "helps", "Better than alone now"
     else:
-        tone, headline = "hurts" if run.state == "ended" else "suspected", "Gain below 0 now"
+        tone, headline = "hurts" if run.state == "ended" else "suspected", "Worse than alone now"
     return Verdict(tone, headline, f"Suspected by Delta {since}{gain}{_what_was_done(run, last)}{after}")
 
 
@@ -333,8 +535,8 @@ def _what_was_done(run: Run, last: Mapping[str, Any]) -> str:
     if not adapts(run.plan):
         return "; this method has no recovery"
     if stopped is not None:
-        return f"; recovery on from {last['round'] + 1} to {stopped}"
-    return f"; recovery on since {last['round'] + 1}"
+        return f"; recovery on from round {last['round'] + 1} to {stopped}"
+    return f"; recovery on since round {last['round'] + 1}"
 
 
 def _unflagged(run: Run, rule: DetectionRule | None) -> Verdict:
@@ -344,17 +546,29 @@ def _unflagged(run: Run, rule: DetectionRule | None) -> Verdict:
     if now.beta is None:
         text = f"Local accuracy {points(now.local, run.percent)}" if run.percent else f"Local score {now.local:.4f}"
         return Verdict("unknown", "Gain unknown", f"{text}; the gain is not known without private models{alarm}")
-    gain = f"{_fared(now, run)} (test data, round {now.round})"
-    if now.beta < 0 and run.state != "ended":  # w is half-trained, the private models are finished
-        return Verdict("unknown", "Gain below 0 so far", f"So far against finished private models: {gain}{alarm}")
+    gain = _fared(now, run)
+    if now.beta < 0 and run.state != "ended":  # w is unfinished, the private models are finished
+        text = f"So far, with finished private models and an unfinished shared model: {gain}{alarm}"
+        return Verdict("unknown", "Worse than alone so far", text)
+    so_far = " so far" if run.state == "running" else ""
+    if now.beta == 0:
+        return Verdict("unknown", "No difference", f"Federation makes no difference{so_far}: {gain}{alarm}")
+    if now.panel is not None and not _beyond_zero(now.panel):
+        return Verdict("unknown", "Undecided", f"The panel does not decide whether federation helps: {gain}{alarm}")
     tone: Tone = "hurts" if now.beta < 0 else "helps"
     soon = "So far federation" if run.state == "running" else "Federation"
     headline = f"{'So far it' if run.state == 'running' else 'Federation'} {tone}"
     return Verdict(tone, headline, f"{soon} {tone}: {gain}{alarm}")
 
 
+def _beyond_zero(panel: Mapping[str, Any]) -> bool:
+    """Whether the interval of the mean gain is known and does not contain 0."""
+    low, high = panel.get("beta_low"), panel.get("beta_high")
+    return low is not None and high is not None and (low > 0 or high < 0)
+
+
 def _watching(rule: DetectionRule | None, run: Run) -> str:
-    """What the detector says while it has not flagged anything."""
+    """The detector's state while it has not flagged the run."""
     if rule is None:
         always = word_at(run.plan, "method", "recovery", "kind") == "always" and adapts(run.plan)
         return "; recovery on from the first round, no detector" if always else "; no detector watches"
@@ -362,40 +576,40 @@ def _watching(rule: DetectionRule | None, run: Run) -> str:
     what = "Delta" if rule.statistic == "delta" else f"the {rule.statistic} divergence"
     never = "not flagged yet" if run.state == "running" else "never flagged"
     times = "one round" if count == 1 else f"{count} rounds" if count else "no round"
-    text = f"; {never}, {what} above epsilon = {rule.epsilon:g} in {times} (r' = {rule.patience})"
+    text = f"; {never}, {what} above the detector's epsilon = {rule.epsilon:g} in {times} (r' = {rule.patience})"
     if run.planned is not None and rule.patience >= run.planned:
         text += f": it cannot be flagged in {run.planned} rounds, since that takes more than r'"
     return text
 
 
-# Of any run.
+# Parts of the sentence for any run.
 
 
 def _before_the_first_round(run: Run) -> Verdict:
     if run.state == "running":
-        text = "No round yet: first every client trains a model alone, the yardstick of its gain"
+        text = "No round yet: first every client trains a model alone, which its gain is measured against"
         return Verdict("waiting", "No round yet", text)
     return Verdict("waiting", "No round played", f"No round was played{_whereabouts(run) or ' before the run ended'}")
 
 
 def _without_updates(run: Run) -> Verdict:
-    """A run whose w no client ever changed: once it has ended, an error."""
+    """The verdict on a run without one valid update: once the run has ended, this is an error."""
     text = no_update(run.rounds)
     tone: Tone = "hurts" if run.state == "ended" else "waiting"
     return Verdict(tone, "No valid update", text[0].upper() + text[1:])
 
 
 def _left_out(run: Run) -> str:
-    """The clients that no gain counts, by name."""
+    """The clients that are left out of every gain, with the reasons."""
     if not run.excluded or not any(line["answered"] for line in run.rounds):
         return ""
     named = [f"client {client} ({reason})" for client, reason in list(run.excluded.items())[:3]]
-    more = f" and {len(run.excluded) - 3} clients more" if len(run.excluded) > 3 else ""
+    more = f" and {len(run.excluded) - 3} more clients" if len(run.excluded) > 3 else ""
     return f"; left out of the gain on test data: {', '.join(named)}{more}"
 
 
 def _checked(run: Run) -> str:
-    """What makes the verdict doubtful, known before the first round."""
+    """The number of warnings from the checks before training, which make the verdict doubtful."""
     checks, count = run.about.get("checks"), len(run.warnings)
     if checks is not None and not checks["made"]:
         return "; the checks before training were left out"
@@ -413,24 +627,18 @@ def _whereabouts(run: Run) -> str:
     }[run.state]
 
 
-def _signed(beta: float, run: Run) -> str:
-    return points(beta, run.percent, sign=True) + (" points" if run.percent else "")
-
-
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def points(value: float | None, percent: bool = True, sign: bool = False) -> str:
-    """A score or a gain as people read it: 81.6, +7.6."""
+    """A score or a gain as text: 81.6, +7.6."""
     if value is None:
         return "-"
-    return f"{value * (100 if percent else 1):{'+' if sign else ''}.{1 if percent else 4}f}"
-
-
-def plain(text: str) -> str:
-    """A name from a run's files as one line of text: what would steer a terminal is shown, not obeyed."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+    text = f"{value * (100 if percent else 1):+.{1 if percent else 4}f}"
+    if float(text) == 0:
+        return text[1:]  # neither +0.0 nor -0.0
+    return text if sign else text.removeprefix("+")
 
 
 def suspected(line: Mapping[str, Any], epsilon: float, patience: int, statistic: str, adapts: bool) -> str:
@@ -447,17 +655,18 @@ def suspected(line: Mapping[str, Any], epsilon: float, patience: int, statistic:
 
 
 def measured(line: Mapping[str, Any], percent: bool) -> str:
-    """beta in the round of the suspicion, as it was measured: w is half-trained, the private models are finished."""
+    """The gain in the round in which NFL was suspected: w is unfinished, the private models are finished."""
     scores = line["scores"]
     if not scores or scores["beta"] is None:
-        return f"round {line['round']}: beta could not be measured"
+        return f"round {line['round']}: the gain over training alone could not be measured"
     of = f"clearly worse off {scores['clearly_harmed']} of {len(scores['clients'])} clients"
-    unit = " points" if percent else ""
-    return f"round {line['round']}: beta is {points(scores['beta'], percent, sign=True)}{unit} now, {of}"
+    gain = f"{points(abs(scores['beta']), percent)}{' points' if percent else ''}"
+    sign = "worse" if scores["beta"] < 0 else "better"
+    return f"round {line['round']}: the clients are {gain} {sign} than alone on average, {of}"
 
 
 def stopped(line: Mapping[str, Any]) -> str:
-    return f"round {line['round']}: recovery stopped; clients go on as in FedAvg and detection starts anew"
+    return f"round {line['round']}: recovery stopped; clients continue as in FedAvg, and detection starts again"
 
 
 def refused(line: Mapping[str, Any]) -> list[str]:

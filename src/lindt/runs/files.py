@@ -1,15 +1,15 @@
-"""Files of a run: replaced so that a crash leaves the old one or the new one, and sealed so that damage is noticed.
+"""Files of a run: replaced so that a crash leaves the old file or the new one, and sealed so that damage is noticed.
 
-Every durable step is named, so that tests can kill the process, or fill the disk, at each of them: `watch` is told the
-step and the file before the next one begins. It is nobody's business outside tests.
+Every durable step has a name, so that tests can kill the process or fill the disk at each step: `watch` is called with
+the step and the file before the next step begins. Only tests set `watch`.
 
-A sealed file holds tensors and words: safetensors with a checksum over all it says. Nothing in it is executed when it
-is read, and nothing is allocated beyond the file's own size. torch is imported where tensors are read or written only:
-`report` and `watch` use this module without it.
+A sealed file holds tensors and texts: safetensors with a checksum over its whole content. Reading it executes nothing
+and allocates no more than the file's own size. torch is imported only where tensors are read or written: `report` and
+`watch` use this module without it.
 
-A folder and a cache may come from a stranger: no link in them is followed, no pipe is waited for. A hard link to a
-file outside is a plain file with two names: it is refused where a file is locked or appended to. A file that is
-replaced whole becomes a new one, and the other name keeps its bytes.
+A folder and a cache may come from somebody whom the user does not trust: links in them are not followed, and reading
+a pipe does not block. A hard link to a file outside the folder is a plain file with two names: it is refused where a
+file is locked or appended to. Where a file is replaced whole, its other name keeps the old bytes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 from lindt.errors import UserError
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 STEPS: Final = (
@@ -41,12 +42,12 @@ watch: Callable[[str, Path], None] | None = None
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Written aside, synced, renamed over `path`; the folder is synced too, so that the name survives."""
+    """Write a temporary file, sync it and rename it to `path`; sync the folder too, so that the name is durable."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     _reached("before write", path)
     with _naming(path):
         try:
-            aside.unlink(missing_ok=True)  # of a process that crashed, or a link in its place
+            aside.unlink(missing_ok=True)  # left by a process that crashed, or a link in its place
             with aside.open("xb") as file:
                 file.write(content)
                 file.flush()
@@ -66,7 +67,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """At the end of a file that grows; durable once this returns."""
+    """Append a line to a file; the line is durable once this returns."""
     _reached("before append", path)
     with _naming(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -79,7 +80,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file that nothing refers to any more."""
+    """Delete a file that nothing refers to any more."""
     _reached("before removal", path)
     path.unlink()
     _reached("removed", path)
@@ -87,7 +88,7 @@ def remove(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors of the system name the file: a full disk does not say by itself what could not be written."""
+    """Add the file's name to errors of the system: the error of a full disk does not say which file was written."""
     try:
         yield
     except OSError as error:
@@ -95,7 +96,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def open_file(path: Path) -> int | None:
-    """A descriptor of a plain file; None where there is none. No link is followed, no pipe is waited for."""
+    """A descriptor of a plain file; None where `path` is not one. Links are not followed; a pipe does not block."""
     try:
         found = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -107,19 +108,19 @@ def open_file(path: Path) -> int | None:
 
 
 def read_plain(path: Path) -> bytes:
-    """What a plain file holds, or BrokenError."""
+    """The content of a plain file. Raises BrokenError where `path` is not one."""
     descriptor = open_file(path)
     if descriptor is None:
-        raise BrokenError("it is no plain file that can be read")
+        raise BrokenError("it is not a plain file that can be read")
     with os.fdopen(descriptor, "rb") as file:
         return file.read()
 
 
 def require_plain(folder: Path, names: Iterable[str], in_place: Iterable[str] = ()) -> None:
-    """Refuse links, pipes and devices under those names in a folder, however deep: a stranger may have put them there.
+    """Refuse links, pipes and devices under those names in a folder, at any depth: the folder may not be trustworthy.
 
-    `in_place` are the files that are about to be locked or appended to: they must have no second name. The folder
-    itself may be reached through a link, which is its user's own.
+    `in_place` are the files that are about to be locked or appended to: they must have no second name (hard link). The
+    folder itself may be a link, because the user named it.
     """
     waiting, single = [folder / name for name in names], {folder / name for name in in_place}
     while waiting:
@@ -134,7 +135,7 @@ def require_plain(folder: Path, names: Iterable[str], in_place: Iterable[str] = 
         if stat.S_ISDIR(mode):
             waiting += path.iterdir()
         elif not stat.S_ISREG(mode):
-            raise UserError(f"{path} is no plain file; a run's folder holds plain files only, take it away")
+            raise UserError(f"{path} is not a plain file; a run's folder holds plain files only, remove it")
         elif path in single and found.st_nlink > 1:
             raise UserError(
                 f"{path} has {found.st_nlink} names (hard links), and writing to it would change the others; "
@@ -146,8 +147,8 @@ def require_plain(folder: Path, names: Iterable[str], in_place: Iterable[str] = 
 def locked(path: Path, *, wait: float, busy: str) -> Iterator[None]:
     """Hold the lock of `path` for this process; the operating system releases it when the process ends.
 
-    `wait` is how many seconds to try, `math.inf` for as long as it takes. `busy` is the error's message when another
-    process still holds the lock then. The file is made where it is missing; its content stays as it is.
+    `wait` is how many seconds to try, `math.inf` to try without end. `busy` is the error's message if another process
+    still holds the lock after that. A missing file is created; the content of an existing file does not change.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -155,10 +156,10 @@ def locked(path: Path, *, wait: float, busy: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
             raise
-        raise UserError(f"{path}: cannot be locked, it is no plain file; take it away") from None
+        raise UserError(f"{path}: cannot be locked, it is not a plain file; remove it") from None
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UserError(f"{path}: cannot be locked, it is no plain file; take it away")
+            raise UserError(f"{path}: cannot be locked, it is not a plain file; remove it")
         try:
             _acquire(file.fileno(), wait, busy)
         except OSError as error:  # a file system without locks
@@ -168,10 +169,10 @@ def locked(path: Path, *, wait: float, busy: str) -> Iterator[None]:
 
 @contextmanager
 def locked_folder(path: Path, *, wait: float, busy: str) -> Iterator[None]:
-    """Hold the lock of a folder itself, as `locked` does of a file: nobody can delete it apart from what it holds."""
+    """Hold the lock of a folder itself, as `locked` does for a file. Deleting files in the folder does not end it."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with suppress(OSError):  # NFS locks files only: there the lock's file has to do
+        with suppress(OSError):  # NFS locks files only: there the lock of the file `lock` must suffice
             _acquire(descriptor, wait, busy)
         yield
     finally:
@@ -191,7 +192,7 @@ def _acquire(descriptor: int, wait: float, busy: str) -> None:
 
 
 def is_held(descriptor: int | None) -> bool:
-    """Whether another process has locked what is open here, which is closed; None is not there to be locked."""
+    """Whether another process holds the lock of this descriptor, which is then closed. False for None."""
     if descriptor is None:
         return False
     try:
@@ -210,7 +211,7 @@ def _reached(step: str, path: Path) -> None:
         watch(step, path)
 
 
-SEAL: Final = "sealed"  # the one word of the file's metadata
+SEAL: Final = "sealed"  # the only key in the file's metadata
 DTYPES: Final = {  # torch's names, and safetensors'
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
@@ -220,25 +221,38 @@ DTYPES: Final = {  # torch's names, and safetensors'
 
 
 class BrokenError(ValueError):
-    """What is wrong with the bytes."""
+    """A file's content is damaged; the message says how."""
 
 
-def seal(tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> bytes:
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def seal(tensors: Mapping[str, Tensor | NDArray[Any]], words: Mapping[str, str]) -> bytes:
+    """The bytes of a file of tensors, or of arrays, and texts. Both kinds give the same bytes."""
+    plain = {name: _plain(values) for name, values in tensors.items()}
     sealed = {"words": dict(words), "sha256": _checksum(plain, words)}
     return _written(plain, json.dumps(sealed, sort_keys=True))
 
 
 def unseal(content: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What was sealed, or BrokenError."""
-    from safetensors import SafetensorError
+    """The tensors and texts that `seal` was given. Raises BrokenError where the content is damaged."""
     from safetensors.torch import load
+
+    return _unsealed(content, load)
+
+
+def unseal_arrays(content: bytes) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """As `unseal`, with arrays of numpy: it needs no torch, and cannot read types that numpy does not have."""
+    from safetensors.numpy import load
+
+    return _unsealed(content, load)
+
+
+def _unsealed(content: bytes, load: Callable[[bytes], dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+    from safetensors import SafetensorError
 
     try:
         tensors, sealed = load(content), _sealed(content)
         words = {str(name): str(word) for name, word in sealed["words"].items()}
         if sealed["sha256"] != _checksum(tensors, words):
-            raise BrokenError("its checksum does not add up")
+            raise BrokenError("its checksum is wrong")
     except (SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise BrokenError(" ".join(str(error).split()) or "it cannot be read") from None
     return tensors, words
@@ -250,12 +264,12 @@ def seal_table(table: Mapping[str, Any]) -> bytes:
 
 
 def unseal_table(content: bytes) -> dict[str, Any]:
-    """What `seal_table` sealed, or BrokenError."""
+    """The table that `seal_table` was given. Raises BrokenError where the content is damaged."""
     try:
         found = json.loads(content.decode("utf-8"))
         table = found["sealed"]
         if not isinstance(table, dict) or found["sha256"] != _table_checksum(table):
-            raise BrokenError("its checksum does not add up")
+            raise BrokenError("its checksum is wrong")
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise BrokenError(" ".join(str(error).split()) or "it cannot be read") from None
     return table
@@ -265,15 +279,15 @@ def _table_checksum(table: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
-def _written(plain: Mapping[str, Tensor], sealed: str) -> bytes:
-    """A safetensors file, each value copied once: the library's own writer takes three times as long."""
+def _written(plain: Mapping[str, Tensor | NDArray[Any]], sealed: str) -> bytes:
+    """The bytes of a safetensors file. Each value is copied once: the library's writer takes three times as long."""
     header: dict[str, Any] = {"__metadata__": {SEAL: sealed}}
     pieces: list[memoryview] = []
     end = 0
-    for name, tensor in sorted(plain.items(), key=lambda item: (-item[1].element_size(), item[0])):  # widest first
+    for name, tensor in sorted(plain.items(), key=lambda item: (-item[1].itemsize, item[0])):  # widest first
         if _dtype(tensor) not in DTYPES:
             raise ValueError(
-                f"{name}: {tensor.dtype} cannot be kept in a file; use one of {', '.join(DTYPES.values())}"
+                f"{name}: {tensor.dtype} cannot be written to a file; use one of {', '.join(DTYPES.values())}"
             )
         begin, end = end, end + tensor.nbytes
         header[name] = {"dtype": DTYPES[_dtype(tensor)], "shape": list(tensor.shape), "data_offsets": [begin, end]}
@@ -283,20 +297,35 @@ def _written(plain: Mapping[str, Tensor], sealed: str) -> bytes:
     return b"".join([len(about).to_bytes(8, "little"), about, *pieces])
 
 
-def _dtype(values: Tensor) -> str:
+def _plain(values: Tensor | NDArray[Any]) -> Tensor | NDArray[Any]:
+    if _is_tensor(values):
+        return values.detach().cpu().contiguous()
+    import numpy as np
+
+    return np.ascontiguousarray(values)
+
+
+def _is_tensor(values: Tensor | NDArray[Any]) -> TypeGuard[Tensor]:
+    return hasattr(values, "detach")  # neither torch nor numpy is imported to find out
+
+
+def _dtype(values: Tensor | NDArray[Any]) -> str:
     return str(values.dtype).removeprefix("torch.")
 
 
-def _bytes(values: Tensor) -> memoryview:
-    import torch
-
+def _bytes(values: Tensor | NDArray[Any]) -> memoryview:
     assert sys.byteorder == "little", "safetensors are little-endian"
-    found: memoryview = values.reshape(-1).view(torch.uint8).numpy().data  # not by numpy's types: it has no bfloat16
-    return found
+    if _is_tensor(values):
+        import torch
+
+        tensor: memoryview = values.reshape(-1).view(torch.uint8).numpy().data  # numpy has no bfloat16
+        return tensor
+    array: memoryview = values.reshape(-1).view("uint8").data  # type: ignore[arg-type, assignment]
+    return array
 
 
 def _sealed(content: bytes) -> Any:
-    """A safetensors file begins with the length of its JSON header, then that."""
+    """The sealed JSON in the header. A safetensors file begins with the length of its JSON header and the header."""
     length = int.from_bytes(content[:8], "little")
     about = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     if SEAL not in about:
@@ -304,10 +333,10 @@ def _sealed(content: bytes) -> Any:
     return json.loads(about[SEAL])
 
 
-def _checksum(tensors: Mapping[str, Tensor], words: Mapping[str, str]) -> str:
+def _checksum(tensors: Mapping[str, Tensor | NDArray[Any]], words: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(dict(words), sort_keys=True).encode())
     for name in sorted(tensors):
         values = tensors[name]
-        digest.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        digest.update(f"{name} torch.{_dtype(values)} {tuple(values.shape)}".encode())
         digest.update(_bytes(values))
     return digest.hexdigest()

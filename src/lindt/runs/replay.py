@@ -1,4 +1,4 @@
-"""Another test on the reports of a run that has ended: what it would have said after each round."""
+"""Apply another detection test to the recorded reports of a run: its state after each round."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from lindt.server.updates import unpack_report
 
 
 def papers_rule(rounds: int) -> Rule:
-    """The paper's rule with its default epsilon, in more than 25 of 80 rounds: the scale of this package's demo."""
+    """The paper's rule with its default epsilon, and a patience in proportion: 25 of 80 rounds, as in the demo."""
     return Rule(epsilon=0.1, patience=rounds * 25 // 80)
 
 
 def first_alarms(lines: Sequence[Mapping[str, Any]], clients: int, rounds: int) -> dict[str, int | None]:
-    """The round in which each detector first calls a run negative, None where it never does, by the same lines.
+    """The round in which each detector first calls the run negative, None where it never does.
 
-    `delta` is the paper's rule on the recorded Delta. The others need reports, and are missing where there are none.
+    `delta` is the paper's rule on the recorded Delta. The other detectors need reports, and are missing where the
+    lines have none.
     """
     found = {"delta": papers_rule(rounds).replay(line.get("delta") for line in lines)}
     if not lines or any(line.get("reports") is None for line in lines):
@@ -51,7 +52,7 @@ def replay(
     does not use reports, and where a line has none because the run did not ask for them.
     """
     if not detection.reports or detection.begin() is None:
-        raise UserError(f"detection: {type(detection).__name__} does not use reports; replay one that does")
+        raise UserError(f"detection: {type(detection).__name__} does not use reports; replay a test that does")
     return states_after(detection, (_evidence(line, clients, rounds) for line in lines))
 
 

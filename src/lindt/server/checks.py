@@ -1,20 +1,35 @@
-"""Checks before anything trains: does the model run on the data, do the labels fit, does the method suit the model?"""
+"""Checks before training: the model runs on the data, the labels fit its outputs, and the method suits the model."""
 
 from __future__ import annotations
 
 import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from lindt.client.optimizers import check_optimizer, identity, optimization_of
 from lindt.client.private_models import held_out_samples
 from lindt.client.training import FEW, name_of, training_step
 from lindt.errors import PlanError, UserError, one_line
-from lindt.plan.plan import Method, Plan, counted_clients
-from lindt.plan.problem import OWN_METRIC, Accuracy, MacroF1, MeanOf, Problem, backdoor_of
-from lindt.protocols import ChecksModel, Context, Examples, Metric
-from lindt.seeds import seeded
+from lindt.plan.plan import Method, Plan, counted_clients, scored_clients
+from lindt.plan.problem import (
+    OWN_METRIC,
+    Accuracy,
+    MacroF1,
+    MeanOf,
+    Problem,
+    backdoor_of,
+    split_validation,
+    steps_differ,
+)
+from lindt.protocols import ChecksModel, Context, Examples, Inputs, Metric, tensors_of
+from lindt.seeds import seeded, with_threads
+from lindt.user_code import callable_without_arguments, describe_error
 from lindt.weights import first_model, initial_weights, read_w
 
 
@@ -24,7 +39,7 @@ def keeps_private(plan: Plan, problem: Problem) -> bool:
 
 
 def first_private(plan: Plan, problem: Problem) -> nn.Module | None:
-    """The v_i with which a client begins, None where it keeps none: asked of the method itself, as client 0 would."""
+    """The first v_i of client 0, built by the plan's method; None where the method has no v_i."""
     model, device = first_model(problem, plan), torch.device("cpu")
     ctx = Context(
         client=0,
@@ -44,52 +59,65 @@ def first_private(plan: Plan, problem: Problem) -> nn.Module | None:
 
 
 def check(plan: Plan, problem: Problem) -> nn.Module:
-    """What only the data can tell: K against N, weights against clients, labels against the threat.
+    """Check the plan against the data: K and N, the weights and the clients, the labels and the threat.
 
     Returns the untrained model that was built for it.
     """
     if not isinstance(plan.method, Method):
-        raise PlanError("method", plan.method, "give a Method, such as lindt.METHODS['lindt']")
+        raise PlanError("method", plan.method, "give a Method, such as lindt.METHODS['lindt-always']")
     N = len(problem.data)
     try:
         plan.environment.participation.wanted(N)
     except PlanError as error:
         raise error.within("environment.participation") from None
-    model = check_model(plan, problem)
+    with with_threads(plan.threads):  # more threads would wait for each other on a busy machine
+        model = check_model(plan, problem)
+    if steps_differ(plan, problem):
+        check_optimizer(plan, problem, model)
     backdoor_of(plan, problem)
     weights, counted = plan.scoring.weights, counted_clients(plan, range(N))
+    if plan.early_stop.patience and not any(
+        split_validation(plan, problem, i)[1] for i in problem.checked if i in counted
+    ):
+        fix = "no client has a validation part: give clients as (train, validation, test), or set detection = 'gain'"
+        raise PlanError("early_stop.patience", plan.early_stop.patience, fix)
     if weights and len(weights) != N:
         raise PlanError("scoring.weights", weights, f"give one weight for each of {N} clients")
     if weights and not any(weights[i] for i in counted):
         raise PlanError("scoring.weights", weights, f"give a weight above 0 to one of the clients {sorted(counted)}")
     if not counted:
-        raise PlanError("environment.threat.share", plan.environment.threat.share, "leave a client that is benign")
+        raise PlanError("environment.threat.share", plan.environment.threat.share, "at least one client must be benign")
+    if not any(i in counted for i in scored_clients(plan, N)):
+        raise PlanError("scoring.panel", plan.scoring.panel, "all clients of the panel attack; give a larger panel")
     return model
 
 
 def check_model(plan: Plan, problem: Problem) -> nn.Module:
-    """A dry run: the model, loss and metric on two samples of each client, before anything trains or is written."""
-    model = first_model(problem, plan)
+    """A dry run: the model, loss and metric on two samples of each client, before training and before files exist."""
+    with _users_code("model: it cannot be built", lambda _error: _model_hint(problem)):
+        model, second = first_model(problem, plan), first_model(problem, plan)
     if not isinstance(model, nn.Module):
         raise UserError(f"model: it builds an object of type {type(model).__name__}; build an nn.Module")
-    _check_second(model, first_model(problem, plan))
+    _check_sizes(model)
+    _check_second(model, second)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError("model: it has no parameter to train; set requires_grad on some")
+        raise UserError("model: it has no parameter to train; set requires_grad of at least one parameter")
     model.eval()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             raise UserError(
-                f"model: {name} is {parameter.dtype}; weights travel as float32, call .float() on the model"
+                f"model: {name} is {parameter.dtype}; weights are sent as float32, call .float() on the model"
             )
-    initial_weights(problem, plan, model)  # read here, where the model was built anyway
-    for client, (train, test) in enumerate(problem.data):
-        for data in (train, test):
-            outputs = _dry(plan, problem, model, data, client)
-            _check_metric(problem.metric_for(plan), client, data.take(torch.arange(min(2, len(data))))[1])
-            _check_labels(client, data.labels, outputs)
+    initial_weights(problem, plan, model)  # stored for later, as the model is built here anyway
+    for client in problem.checked:
+        for data in problem.data[client]:
+            outputs = _dry(plan, problem, model, data, f"client {client}")
+    for client in problem.checked if problem.validation else ():
+        _dry(plan, problem, model, problem.validation[client], f"client {client}, validation data")
     if plan.environment.threat.share:
-        wanted = torch.cat([plan.environment.threat.goal(train.labels) for train, _ in problem.data])
-        _check_labels("environment.threat", wanted, outputs, least=-1)
+        labels = [problem.data[client][0].labels for client in problem.checked]
+        wanted = torch.cat([plan.environment.threat.goal(y) for y in labels])
+        _check_labels("environment.threat", wanted, outputs, problem.metric_for(plan), least=-1)
     _check_lone_samples(plan, problem, model)
     adaptation = plan.method.adaptation
     if isinstance(adaptation, ChecksModel):
@@ -101,24 +129,27 @@ def check_model(plan: Plan, problem: Problem) -> nn.Module:
     return model
 
 
-Part = tuple[str, list[float]]  # names, and some of the numbers that are computed from a few samples
+Part = tuple[str, list[float]]  # names, and some numbers computed from a few samples
 
 
 def probe(plan: Plan, problem: Problem, model: nn.Module) -> dict[str, Part]:
-    """Names and numbers of model, loss and metric, by which a task that was changed between two sessions is noticed.
+    """Names and numbers of model, loss and metric, to notice that a task was changed before a run is resumed.
 
-    `model` is an untrained one. Names of types, parameters and functions are to be the same; the numbers about the
-    same, since another machine or version may round otherwise. "training" is the model in training mode.
+    `model` is untrained. The names of types, parameters and functions have to be the same; the numbers about the same,
+    since another machine or version may round differently. "training" is the model in training mode.
     """
     train, metric = problem.data[0][0], problem.metric_for(plan)
     x, y = train.take(torch.arange(min(len(train), plan.training.batch, FEW)))
-    with torch.no_grad(), seeded(0, x.device):
-        outputs = model.eval()(x)
-        value, tally = problem.loss(outputs, y), metric.tally(outputs, y)
-    trained, *_ = training_step(model, problem.loss, (x, y))
+    with with_threads(plan.threads):
+        with torch.no_grad(), seeded(0, x.device):
+            outputs = model.eval()(x)
+            value, tally = problem.loss(outputs, y), metric.tally(outputs, y)
+        trained, *_ = training_step(model, problem.loss, (x, y))
     modules = [(name, type(module).__qualname__) for name, module in model.named_modules()]
     weights = [(name, tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()]
-    return {
+    by = optimization_of(plan, problem) if steps_differ(plan, problem) else None
+    own = {} if by is None else {"optimizer": (identity(by, model, train, problem, len(train)), list[float]())}
+    return own | {
         "model": (repr((modules, weights)), _some(outputs)),
         "loss": (name_of(problem.loss), _some(value)),
         "metric": (name_of(metric.function if isinstance(metric, MeanOf) else metric), _some(tally)),
@@ -130,30 +161,40 @@ def _some(values: Tensor) -> list[float]:
     return [float(value) for value in values.flatten()[:64]]
 
 
-def _check_second(model: nn.Module, second: nn.Module) -> None:
-    """Two calls of the user's function give two models, apart from each other and with the same weights.
+def _check_sizes(model: nn.Module) -> None:
+    """Refuse lazy layers: their weights have no size before the first batch."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            raise UserError(
+                f"model: {name} belongs to a lazy layer and has no size yet; give the sizes (nn.Linear(64, 10) for "
+                "nn.LazyLinear(10)), or call the model once on a batch in the function that builds it"
+            )
 
-    The second run, and each client's private model, would else begin where the one before ended.
+
+def _check_second(model: nn.Module, second: nn.Module) -> None:
+    """Check that two calls of the user's function give two separate models with the same weights.
+
+    Otherwise a second run, and each client's private model, would start from trained weights.
     """
     if second is model:
-        raise UserError("model: it gives the same module at every call; build a new one each time")
+        raise UserError("model: it returns the same module at every call; build a new one each time")
     found, others = (
         dict(chain(one.named_parameters(), one.named_buffers())) for one in (model, second)
-    )  # without those of a tied weight's second name
+    )  # a tied weight is listed once, under its first name
     places = {tensor.untyped_storage().data_ptr() for tensor in others.values() if tensor.numel()}
     for name, tensor in found.items():
         if tensor.numel() and tensor.untyped_storage().data_ptr() in places:
-            raise UserError(f"model: two calls give modules that share {name}; build a new one each time")
+            raise UserError(f"model: two calls return modules that share {name}; build a new one each time")
     for name in found | others:
         if name not in found or name not in others or not _same(found[name], others[name]):
             raise UserError(
-                f"model: two calls with the same seed differ at {name}; draw first weights with torch's generator, "
+                f"model: two calls with the same seed differ at {name}; draw the weights with torch's generator, "
                 "which the plan's seed sets, or from a fixed seed"
             )
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Bit by bit: NaN equals itself."""
+    """Whether two tensors are bitwise equal: NaN equals itself."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     first, second = (t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other))
@@ -163,8 +204,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 @torch.no_grad()
 def _check_lone_samples(plan: Plan, problem: Problem, model: nn.Module) -> None:
     """Refuse batches of one sample where the model cannot train on them, as with BatchNorm."""
-    left = [len(train) - held_out_samples(plan, len(train)) for train, _ in problem.data] if plan.alone.private else []
-    small = [client for client, samples in enumerate(left) if samples == 1]
+    sizes = {i: len(problem.data[i][0]) for i in problem.checked} if plan.alone.private else {}
+    small = [client for client, size in sizes.items() if size - held_out_samples(plan, size) == 1]
     if plan.training.batch > 1 and not small:
         return
     client = 0 if plan.training.batch == 1 else small[0]
@@ -178,45 +219,110 @@ def _check_lone_samples(plan: Plan, problem: Problem, model: nn.Module) -> None:
         if plan.training.batch == 1:
             raise PlanError("training.batch", 1, f"{why}; give 2 or more, or a model without BatchNorm") from None
         raise UserError(
-            f"client {client}: {why}, and 1 of its {len(train)} samples is left for training alone when the others "
-            "are held out; give the client more samples, or set alone.private = false"
+            f"client {client}: {why}, and only 1 of its {len(train)} samples is left to train its private model, the "
+            "others are held out; give the client more samples, or set alone.private = false"
         ) from None
 
 
 @torch.no_grad()
-def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, client: int) -> Tensor:
+def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, owner: str) -> Tensor:
+    """The model's outputs for two samples of `owner`, such as client 0; loss and metric are called on them, too."""
     metric = problem.metric_for(plan)
-    try:
+    with _users_code(f"{owner}: its samples cannot be read"):
         x, y = data.take(torch.arange(min(2, len(data))))
+    with _users_code(
+        f"{owner}: the model does not take inputs of shape {_shape(x)}", lambda error: _input_hint(problem, x, error)
+    ):
         outputs: Tensor = model(x)
-        if problem.loss(outputs, y).numel() != 1:
-            raise ValueError("the loss is not one number")
-        metric.value(metric.tally(outputs, y))
-    except UserError as error:  # a metric's own sentence
-        raise UserError(f"client {client}: {error}") from None
-    except Exception as error:  # noqa: BLE001  # the model, loss, metric and data are the user's: any error may come
-        text = str(error).strip().splitlines()
-        what = f"{type(error).__name__}: {text[0] if text else ''}"
-        raise UserError(f"client {client}: model, loss or metric do not fit the data ({what})") from None
+    if not isinstance(outputs, Tensor):
+        raise UserError(f"{owner}: the model returns an object of type {type(outputs).__name__}; return one tensor")
+    _check_metric(metric, owner, outputs, y)
+    shapes = f"outputs of shape {_shape(outputs)} and targets of shape {_shape(y)}"
+    with _users_code(f"{owner}: its labels cannot be read"):
+        labels = data.labels
+    _check_labels(owner, labels, outputs, metric)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using a target size")  # preflight refuses this with an error
+        with _users_code(f"{owner}: the loss does not take {shapes}"):
+            value = problem.loss(outputs, y)
+            if not isinstance(value, Tensor):
+                raise UserError(f"the loss is a {type(value).__name__}; return a tensor, without .item() or float()")
+            if value.numel() != 1:
+                raise UserError("the loss is not one number; return the mean over the samples")
+        with _users_code(f"{owner}: the metric does not take {shapes}"):
+            metric.value(metric.tally(outputs, y))
     return outputs
 
 
-def _check_metric(metric: Metric, client: int, y: Tensor) -> None:
-    """The metrics of classes compare the largest output with the label; with other targets they would give 0."""
+@contextmanager
+def _users_code(what: str, hint: Callable[[Exception], str] = lambda _error: "") -> Iterator[None]:
+    """A block that calls the user's model, loss, metric or data set. An exception becomes the cause of a UserError.
+
+    A UserError keeps its text; only the client is put before it.
+    """
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{what.partition(':')[0]}: {error}") from error.__cause__
+    except Exception as error:
+        raise UserError(f"{what} ({describe_error(error)}){hint(error)}") from error
+
+
+def _model_hint(problem: Problem) -> str:
+    """What to change in a function that does not build a model."""
+    called = callable_without_arguments(problem.model)
+    return "" if called else "; give a function without arguments, such as `lambda: Net(...)`"
+
+
+def _input_hint(problem: Problem, x: Tensor, error: Exception) -> str:
+    """What to change in inputs that the model does not take; empty where nothing is known."""
+    given: object = x  # of several inputs it is no tensor (data/inputs.py)
+    if isinstance(given, Inputs) and isinstance(error, TypeError):
+        names = [f"x{name + 1}" if isinstance(name, int) else name for name in given.values]
+        return f"; the inputs of a sample are {', '.join(names)}: leave out fields that the model does not take"
+    dtype = next((one.dtype for one in tensors_of(x) if one.dtype != torch.float32), None)
+    first = problem.data[0][0].take(torch.arange(len(tensors_of(x)[0])))[0]
+    if dtype is None:
+        same = _shape(first) == _shape(x)
+        return "" if same else f"; those of client 0 have shape {_shape(first)}: give all clients one shape"
+    kind = str(dtype).removeprefix("torch.")
+    tokens = " unless they are tokens" if dtype in (torch.int32, torch.int64) else ""
+    return f"; its inputs are {kind} and the model's weights float32: give x.float(){tokens}"
+
+
+def _shape(value: Tensor) -> str:
+    """A shape as text, such as (2, 3); the shape of each where there are several inputs."""
+    return " and ".join(str(tuple(one.shape)) for one in tensors_of(value))
+
+
+def _check_metric(metric: Metric, owner: str, outputs: Tensor, y: Tensor) -> None:
+    """Check the targets of Accuracy and MacroF1. They compare the largest output with a class; others would score 0."""
     if not isinstance(metric, Accuracy | MacroF1):
         return
+    name = type(metric).__name__
+    one_hot = y.shape == outputs.shape and y.dim() == 2 and y.shape[1] > 1
+    if one_hot and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
+        raise UserError(f"{owner}: its targets are one-hot, and {name} compares classes; give y.argmax(1)")
     if y.is_floating_point():
-        name = type(metric).__name__
-        raise UserError(f"client {client}: its targets are floats, and {name} compares classes; {OWN_METRIC}")
+        raise UserError(f"{owner}: its targets are floats, and {name} compares classes; {OWN_METRIC}")
+    if y.dim() == outputs.dim() == 2 and y.shape[1] == 1 < outputs.shape[1]:
+        raise UserError(f"{owner}: its targets have shape {_shape(y)}, and {name} compares classes; give y.squeeze(1)")
+    if outputs.dim() < 2 or outputs.shape[-1] == 1:
+        raise UserError(
+            f"{owner}: the model has one output per sample, and {name} compares the outputs of classes; give the model "
+            f"one output per class, or {OWN_METRIC}"
+        )
 
 
-def _check_labels(owner: int | str, y: Tensor, outputs: Tensor, least: int = 0) -> None:
-    """Classes are 0 to C - 1; a regression's targets are floats and not looked at."""
+def _check_labels(owner: str, y: Tensor, outputs: Tensor, metric: Metric | None = None, least: int = 0) -> None:
+    """Check that classes are 0 to C - 1. Float targets (regression) and models with one output are not checked."""
     if y.is_floating_point() or outputs.dim() != 2 or not y.numel():
+        return
+    if outputs.shape[1] == 1 and not isinstance(metric, Accuracy | MacroF1):
         return
     low, high = int(y.min()), int(y.max())
     if low < least or high >= outputs.shape[1]:
-        who = owner if isinstance(owner, str) else f"client {owner}"
         raise UserError(
-            f"{who}: labels from {low} to {high}, but the model has outputs for 0 to {outputs.shape[1] - 1}"
+            f"{owner}: labels from {low} to {high}, but the model has outputs for 0 to {outputs.shape[1] - 1}; number "
+            "the classes from 0, or give the model an output for each"
         )

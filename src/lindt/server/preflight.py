@@ -1,13 +1,14 @@
-"""Checks before training for mistakes that end in a believable false result.
+"""Checks before training for mistakes that give a plausible but false result.
 
-`server.checks` asks whether a problem can be played at all. Here it can, and the question is whether its result would
-mean anything: test samples that were trained on, a model that is random in evaluation, a metric where lower is better.
-An error is refused: its result would mean nothing. A warning may be meant: it is kept with the run and shown with its
-verdict. docs/reliability.md lists the checks.
+`server.checks` refuses problems that cannot run. The checks here find problems that run, but whose result means
+nothing: test samples that are also trained on, a model that is random in evaluation, a metric where lower is better.
+An error stops the run. A warning may be intended: it is stored with the run and shown with its verdict.
+docs/reliability.md lists the checks.
 
-A look takes seconds for a problem of any size: a bounded number of samples is read (`ROWS`, `BYTES`), and after
-`SECONDS` the checks that read data look at no further client. `Checks.looked_at` says how far each one came. Nothing
-that trains later is changed: random generators are put back, and models are built for the look alone.
+The checks take a few seconds for a problem of any size: a limited number of samples is read (`ROWS`, `BYTES`), and
+after `SECONDS` the checks that read data stop at the current client. `Checks.looked_at` says how much each check read.
+The checks do not change the training: the states of random generators are restored, and the checks build models of
+their own.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, final
 
 import torch
@@ -25,27 +27,28 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from lindt.client.training import global_step
-from lindt.data.examples import Listed, sample_hashes
+from lindt.data.examples import Listed, Rows, sample_hashes
 from lindt.errors import UserError, one_line
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem
-from lindt.protocols import Context, Examples, Loss, Metric
+from lindt.protocols import Context, Examples, Loss, Metric, has_several, tensors_of
 from lindt.seeds import isolated_random_state, with_threads
+from lindt.user_code import describe_error, user_frames
 from lindt.weights import first_model, initial_weights, read_w
 
-ROWS: Final = 60_000  # samples that are hashed, of all clients together
-BYTES: Final = 2**30  # of theirs
-SECONDS: Final = 5.0  # after which no further client's data are looked at
-READ_TWICE: Final = 50  # clients
-NEIGHBOURS: Final = 64  # samples of a client's training and test data among which neighbours are looked for
-FEW_CLIENTS: Final = 8  # fewer have more samples looked at, as many as so many clients would have
-FEATURES: Final = 1024  # of a sample, by which its distance to others is taken
+ROWS: Final = 60_000  # the most samples that are hashed, over all clients
+BYTES: Final = 2**30  # the most bytes of these samples
+SECONDS: Final = 5.0  # after this time no further client's data are read
+READ_TWICE: Final = 50  # the most clients whose data are read twice
+NEIGHBOURS: Final = 64  # samples of a client's training data, and of its test data, that are searched for neighbours
+FEW_CLIENTS: Final = 8  # with fewer clients more samples of each are read: in total as many as for 8 clients
+FEATURES: Final = 1024  # the most numbers of a sample that its distance to other samples is computed from
 FEW: Final = 16  # samples that are evaluated twice, or trained on
-MEANT: Final = "where this is meant, leave the checks out (--no-preflight, or preflight=False)"
+MEANT: Final = "if this is intended, switch the checks off (--no-preflight, or preflight=False)"
 
 
 class PreflightWarning(UserWarning):
-    """What a look before training found that may be meant."""
+    """A finding of the checks before training that may be intended."""
 
 
 @final
@@ -58,7 +61,7 @@ class Finding:
 @final
 @dataclass(frozen=True)
 class Checks:
-    """What is kept with a run. `looked_at` says, by the name of a check, what was looked at."""
+    """The result of the checks, stored with a run. `looked_at` says for each check, by name, what it read."""
 
     made: bool
     warnings: tuple[str, ...] = ()
@@ -71,7 +74,7 @@ NOT_MADE: Final = Checks(made=False)
 @final
 @dataclass(frozen=True)
 class Subject:
-    """What is looked at. `clients` are name, training and test data; `context` is what a first training step takes."""
+    """The problem to check. `clients` are name, training and test data; `context` builds that of a training step."""
 
     clients: Sequence[tuple[str, Examples, Examples]]
     build: Callable[[], nn.Module]  # from the same seed at every call
@@ -79,10 +82,11 @@ class Subject:
     metric: Metric
     context: Callable[[nn.Module, Examples], Context]
     device: torch.device
+    validation: Sequence[Examples] = ()  # the user's validation data, one for each client, or empty
 
 
 def preflight(plan: Plan, problem: Problem) -> Checks:
-    """Look at a problem that `check` has passed. Raises a UserError where the result would mean nothing."""
+    """Check a problem that `check` has passed. Raises a UserError where the result would mean nothing."""
 
     def context(model: nn.Module, train: Examples) -> Context:
         return Context(
@@ -99,31 +103,61 @@ def preflight(plan: Plan, problem: Problem) -> Checks:
             device=torch.device("cpu"),
         )
 
-    initial_weights(problem, plan)  # before the look: a model that is not drawn from the seed is built in this order
+    initial_weights(problem, plan)  # before the checks: a model that ignores the seed depends on the order of calls
     subject = Subject(
-        [(f"client {i}", train, test) for i, (train, test) in enumerate(problem.data)],
+        [(f"client {i}", *problem.data[i]) for i in problem.checked],
         lambda: first_model(problem, plan),
         problem.loss,
         problem.metric_for(plan),
         context,
         torch.device("cpu"),
+        [problem.validation[i] for i in problem.checked] if problem.validation else (),
     )
     looked_at: dict[str, str] = {}
-    with with_threads(plan.threads):
-        findings = look(subject, looked_at)
+    if len(problem.checked) < len(problem.data):
+        looked_at["clients"] = f"{len(problem.checked)} of {len(problem.data):,} clients, drawn at random"
+    try:
+        with with_threads(plan.threads):
+            findings = look(subject, looked_at)
+            findings += _validated(subject)
+    except UserError:
+        raise
+    except Exception as error:
+        if not user_frames(error):
+            raise
+        raise UserError(
+            f"your code raised an exception in the checks before training ({describe_error(error)}); correct it there, "
+            "or switch the checks off (--no-preflight, or preflight=False)"
+        ) from error
     for finding in findings:
         if finding.severity == "error":
             raise UserError(f"{finding.text}; {MEANT}")
     return Checks(True, tuple(finding.text for finding in findings), looked_at)
 
 
+def _validated(subject: Subject) -> list[Finding]:
+    """Check that the user's validation data share no samples with the training data, nor with the test data."""
+    until, found = time.monotonic() + SECONDS, list[Finding]()
+    both = list(zip(subject.clients, subject.validation, strict=False))  # empty without validation data of the user's
+    if both:
+        trained = replace(subject, clients=[(name, train, part) for (name, train, _), part in both])
+        tested = replace(subject, clients=[(name, part, test) for (name, _, test), part in both])
+        found += _own_overlap(list(_hashed(trained, until)), "validation", "training")
+        found += _own_overlap(list(_hashed(tested, until)), "test", "validation")
+    return found
+
+
 def look(subject: Subject, looked_at: dict[str, str]) -> list[Finding]:
-    """All findings, those of the model first. The random generators are as they were afterwards."""
+    """All findings, those of the model first. The states of the random generators are restored at the end."""
     until = time.monotonic() + SECONDS
     with isolated_random_state(0, subject.device), torch.enable_grad():
         model, again = subject.build(), subject.build()
-        found = [*_drawn(model, again, looked_at), *_evaluated(subject, model, looked_at)]
-        if not any(finding.severity == "error" for finding in found):
+        found = list(_finite(subject, model, looked_at))  # NaN would make the results of the checks below meaningless
+        if not found:
+            found += [*_drawn(model, again, looked_at), *_evaluated(subject, model, looked_at)]
+        if not _refuses(found):
+            found += _paired(subject, model, looked_at)
+        if not _refuses(found):
             found += [*_stepped(subject, again, looked_at), *_scored(subject, model, looked_at)]
         found += _read_twice(subject, until, looked_at)
         found += _labels(subject, until, looked_at)
@@ -131,33 +165,37 @@ def look(subject: Subject, looked_at: dict[str, str]) -> list[Finding]:
     return found
 
 
+def _refuses(found: Sequence[Finding]) -> bool:
+    return any(finding.severity == "error" for finding in found)
+
+
 # The model, the loss and the metric.
 
 
 def _drawn(model: nn.Module, again: nn.Module, looked_at: dict[str, str]) -> Iterator[Finding]:
-    """The model's function, called twice from one seed, gives the same weights."""
-    looked_at["model"] = "two calls from one seed"
+    """Check that two calls of the model's function with one seed give the same weights."""
+    looked_at["model"] = "two calls with one seed"
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     theirs = _tensors(again)
     differ = [name for name, tensor in _tensors(model).items() if name in theirs and not _same(tensor, theirs[name])]
-    kept = [name for name in differ if name in frozen]  # they do not travel with w
+    kept = [name for name in differ if name in frozen]  # frozen weights are not sent with w
     if kept:
         yield Finding(
             "error",
-            f"model: its frozen weight {kept[0]} differs at each call from the same seed, so that clients would "
+            f"model: its frozen weight {kept[0]} differs between two calls with the same seed, so that clients would "
             "average weights of different models; draw it from torch's generator, or load it",
         )
     elif differ:
         yield Finding(
             "warning",
-            f"model: two calls from the same seed give other weights ({differ[0]}), so that no run can be repeated; "
+            f"model: two calls with the same seed give other weights ({differ[0]}), so that no run can be repeated; "
             "draw them from torch's generator",
         )
 
 
 @torch.no_grad()
 def _evaluated(subject: Subject, model: nn.Module, looked_at: dict[str, str]) -> Iterator[Finding]:
-    """Two evaluations agree, and change nothing."""
+    """Check that two evaluations give the same outputs, and do not change the model."""
     name, _, test = subject.clients[0]
     x = test.take(_some(len(test), FEW))[0].to(subject.device)
     looked_at["evaluation"] = f"{len(x)} samples of {name}, twice"
@@ -172,21 +210,24 @@ def _evaluated(subject: Subject, model: nn.Module, looked_at: dict[str, str]) ->
     if changed:
         yield Finding(
             "error",
-            f"model: evaluating it changes {changed[0]}, so that it learns from test samples; leave its layers in the "
-            "mode that eval() sets",
+            f"model: evaluating it changes {changed[0]}, so that it learns from test samples; do not change the mode "
+            "that eval() sets",
         )
     elif not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6, equal_nan=True):
         yield Finding(
             "error",
-            "model: two evaluations of the same samples differ, it is random in evaluation mode too; use nn.Dropout, "
+            "model: two evaluations of the same samples differ: it is random in evaluation mode; use nn.Dropout, "
             "or dropout(..., training=self.training)",
         )
 
 
 def _stepped(subject: Subject, model: nn.Module, looked_at: dict[str, str]) -> Iterator[Finding]:
-    """One training step changes the weights, and the loss. A client's first batch may have no gradient by chance."""
+    """Check that one training step changes the weights and the loss, of one of four clients at least.
+
+    A client's first batch may have no gradient by chance.
+    """
     moved, model = False, model.to(subject.device)
-    for tried, (_, train, _) in enumerate(subject.clients[:4], 1):
+    for tried, (name, train, _) in enumerate(subject.clients[:4], 1):
         looked_at["step"] = f"{tried} of {len(subject.clients)} clients, one batch each"
         now, ctx = copy.deepcopy(model).train(), subject.context(model, train)
         x, y = (part.to(subject.device) for part in train.take(_some(len(train), min(FEW, ctx.batch))))
@@ -196,6 +237,11 @@ def _stepped(subject: Subject, model: nn.Module, looked_at: dict[str, str]) -> I
                 global_step(ctx, now)((x, y))
         after, _ = _loss(subject, now, x, y)
         moved = moved or not _same(w, read_w(now))
+        if reaches and not math.isfinite(before):
+            yield Finding(
+                "error", f"{name}: the loss of its first batch is {before}, before any training; correct the loss"
+            )
+            return
         if moved and before != after:
             return
     if moved:
@@ -207,54 +253,106 @@ def _stepped(subject: Subject, model: nn.Module, looked_at: dict[str, str]) -> I
     else:
         yield Finding(
             "error",
-            "loss: a training step changes no weight, the gradient is 0; do not detach outputs or loss, or train with "
-            "a larger training.rate",
+            "loss: a training step changes no weight, the gradient is 0; do not detach outputs or loss, or set a "
+            "larger training.rate",
         )
 
 
 def _loss(subject: Subject, model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, bool]:
-    """The loss of a batch, and whether a gradient reaches anything from it."""
+    """The loss of a batch, and whether it has a gradient."""
     with isolated_random_state(4, subject.device):  # the same dropout each time
         value = subject.loss(model(x.clone()), y)
         return float(value.detach()), value.requires_grad
 
 
 @torch.no_grad()
+def _paired(subject: Subject, model: nn.Module, looked_at: dict[str, str]) -> Iterator[Finding]:
+    """Check that the loss and the metric compare each output with the target of the same sample.
+
+    Outputs of shape (n, 1) and targets of shape (n,) broadcast to all n x n pairs. Then the mean does not depend on the
+    order of the outputs, which is tested with random outputs.
+    """
+    chosen = [subject.clients[int(i)] for i in _some(len(subject.clients), 8)]
+    looked_at["pairs"] = f"outputs in two orders, {len(chosen)} of {len(subject.clients)} clients"
+    model = model.to(subject.device).eval()
+    for name, train, _ in chosen:
+        x, y = train.take(_some(len(train), 4 * FEW))
+        y = y.to(subject.device)
+        outputs = model(x.to(subject.device))
+        if outputs.shape == y.shape or not (y.is_floating_point() or outputs[0].numel() == 1):
+            continue
+        shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(y.shape)}"
+        fix = "give both one shape, such as y.reshape(-1, 1), or outputs.squeeze(-1) in the model"
+        made_up = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(subject.device)
+        for what, value in (("loss", subject.loss), ("metric", _mean_of(subject.metric))):
+            if _broadcasts(value, made_up, y):
+                yield Finding(
+                    "error",
+                    f"{name}, {what}: {shapes} broadcast, so that outputs are compared with targets of other samples; "
+                    f"{fix}",
+                )
+                return
+
+
+def _mean_of(metric: Metric) -> Callable[[Tensor, Tensor], float]:
+    return lambda outputs, y: metric.value(metric.tally(outputs, y))
+
+
+def _broadcasts(value: Callable[[Tensor, Tensor], Tensor | float], outputs: Tensor, y: Tensor) -> bool:
+    """Whether a mean over samples does not depend on the order of the outputs, but depends on the targets."""
+    turns = range(1, min(len(y), 2 * FEW))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            first, other = float(value(outputs, y)), float(value(outputs, y.max().expand(y.shape)))
+            turned = [float(value(outputs.roll(turn, 0), y)) for turn in turns]
+        except Exception:  # noqa: BLE001  # the user's function may need more than outputs of the right shape
+            return False
+    if any("Using a target size" in str(one.message) for one in told):
+        return True  # torch's own losses warn of broadcasting
+    if len(y) < FEW // 2 or math.isclose(first, other, rel_tol=1e-3):
+        return False  # with few samples, or similar targets, the mean may be the same by chance
+    return all(math.isclose(first, one, rel_tol=1e-5) for one in turned)
+
+
+@torch.no_grad()
 def _scored(subject: Subject, model: nn.Module, looked_at: dict[str, str]) -> Iterator[Finding]:
-    """The metric of right predictions is above that of wrong ones."""
+    """Check that the metric is higher for right predictions than for wrong ones."""
     chosen = [subject.clients[int(i)] for i in _some(len(subject.clients), 8)]
     targets = [test.take(_some(len(test), 64))[1] for _, _, test in chosen]
     y = torch.cat([one for one in targets if one.shape[1:] == targets[0].shape[1:]])
     x = chosen[0][2].take(torch.arange(1))[0].to(subject.device)
     made_up = _right_and_wrong(y, model.to(subject.device).eval()(x).shape[1:])
     if made_up is None:
-        looked_at["metric"] = "not looked at, outputs and targets are neither classes nor of one shape"
+        looked_at["metric"] = "not checked, outputs and targets are neither classes nor of one shape"
         return
     try:
         right, wrong = (subject.metric.value(subject.metric.tally(outputs, y)) for outputs in made_up)
-    except Exception as error:  # noqa: BLE001  # the user's metric may ask for more than a shape
+    except Exception as error:  # noqa: BLE001  # the user's metric may need more than outputs of the right shape
         why = f"{type(error).__name__}: {one_line(str(error))}"
-        looked_at["metric"] = f"not looked at, it takes no outputs that are made up ({why})"
+        looked_at["metric"] = f"not checked, it does not accept artificial outputs ({why})"
         return
-    looked_at["metric"] = f"right and wrong outputs, made up for {len(y)} targets"
+    looked_at["metric"] = f"artificial right and wrong outputs for {len(y)} targets"
     if right < wrong:
         yield Finding(
             "error",
-            f"metric: it is higher for wrong predictions ({wrong:.4g}) than for right ones ({right:.4g}), and higher "
-            "counts as better; give its negative",
+            f"metric: it is higher for wrong predictions ({wrong:.4g}) than for right ones ({right:.4g}), but higher "
+            "has to be better; give its negative, metric=lambda outputs, y: -measure(outputs, y)",
         )
     elif right == wrong:
         yield Finding(
-            "warning", f"metric: it gives right and wrong predictions of {len(y)} targets the same value, {right:.4g}"
+            "warning",
+            f"metric: it has the same value, {right:.4g}, for right and wrong predictions of {len(y)} targets; check "
+            "that it compares outputs with targets",
         )
 
 
 def _right_and_wrong(y: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-    """Outputs that predict `y`, and outputs that predict something else; None where it is not known how to."""
+    """Outputs that predict `y`, and outputs that predict other targets; None for targets of an unknown form."""
     wanted = (len(y), *shape)
-    if not y.is_floating_point() and y.shape == wanted[:-1]:
+    if not y.is_floating_point() and y.shape == wanted[:-1] and wanted[-1] > 1:
         classes = wanted[-1]
-        if classes < 2 or int(y.min()) < 0 or int(y.max()) >= classes:
+        if int(y.min()) < 0 or int(y.max()) >= classes:
             return None
         return 5.0 * one_hot(y, classes).float(), 5.0 * one_hot((y + 1) % classes, classes).float()
     if y.numel() != math.prod(wanted):
@@ -268,8 +366,65 @@ def _right_and_wrong(y: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor] |
 # The data.
 
 
+def _finite(subject: Subject, model: nn.Module, looked_at: dict[str, str]) -> Iterator[Finding]:
+    """Check that no input or target is NaN or infinite, except where the loss is finite: then the model handles it.
+
+    Tensors are checked completely. Data sets are read sample by sample, for up to half of the time.
+    """
+    until, seen, every = time.monotonic() + SECONDS / 2, 0, 0
+    whole: dict[int, bool] = {}  # by id of a tensor, which clients may share: whether it is finite
+    for client, (name, train, test) in enumerate(subject.clients):
+        own = [("validation", subject.validation[client])] if subject.validation else []
+        for kind, data in (("training", train), *own, ("test", test)):
+            every += len(data)
+            if isinstance(data, Rows) and all(
+                _all_finite(tensor, whole) for part in (data.x, data.y) for tensor in tensors_of(part)
+            ):
+                seen += len(data)
+                continue
+            for rows in _some(len(data), ROWS // len(subject.clients) or 1).split(64):
+                if seen and time.monotonic() > until:
+                    break
+                seen += len(rows)
+                x, y = data.take(rows)
+                for what, value in (("input", x), ("target", y)):
+                    place = _first_not_finite(value)
+                    if place is None or _expected(subject, model, data, int(rows[place])):
+                        continue
+                    yield Finding(
+                        "error",
+                        f"{name}: the {what} of its {kind} sample {int(rows[place])} is NaN or infinite; correct the "
+                        "value, or leave the sample out",
+                    )
+                    return
+    looked_at["finite"] = f"{seen:,} of {every:,} samples"
+
+
+def _all_finite(tensor: Tensor, known: dict[int, bool]) -> bool:
+    if id(tensor) not in known:
+        known[id(tensor)] = not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+    return known[id(tensor)]
+
+
+def _first_not_finite(value: Tensor) -> int | None:
+    """The first sample of a batch that holds a NaN or an infinity."""
+    for tensor in tensors_of(value):
+        if tensor.is_floating_point() and not (fine := torch.isfinite(tensor).reshape(len(tensor), -1).all(1)).all():
+            return int((~fine).nonzero()[0])
+    return None
+
+
+def _expected(subject: Subject, model: nn.Module, data: Examples, row: int) -> bool:
+    """Whether the loss of the sample is finite, because the model handles such values, for example with a mask."""
+    x, y = data.take(torch.tensor([row, row]))
+    value, _ = _loss(
+        subject, copy.deepcopy(model).to(subject.device).eval(), x.to(subject.device), y.to(subject.device)
+    )
+    return math.isfinite(value)
+
+
 def _read_twice(subject: Subject, until: float, looked_at: dict[str, str]) -> list[Finding]:
-    """Two reads of the same samples agree."""
+    """Check that two reads of the same samples give the same values."""
     changed: dict[int, list[str]] = {0: [], 1: []}
     random: dict[int, list[str]] = {0: [], 1: []}
     chosen = [subject.clients[int(i)] for i in _some(len(subject.clients), READ_TWICE)]
@@ -296,7 +451,7 @@ def _read_twice(subject: Subject, until: float, looked_at: dict[str, str]) -> li
             found.append(
                 Finding(
                     "error",
-                    f"{_named(changed[part])}: reading its {kind} data changes them, each read gives other values; "
+                    f"{_named(changed[part])}: reading the {kind} data changes them: each read gives other values; "
                     "let the dataset change a copy",
                 )
             )
@@ -304,7 +459,7 @@ def _read_twice(subject: Subject, until: float, looked_at: dict[str, str]) -> li
         found.append(
             Finding(
                 "error",
-                f"{_named(random[1])}: two reads of its test data differ, so that no score of them can be repeated; "
+                f"{_named(random[1])}: two reads of the test data differ, so that no score on them can be repeated; "
                 "switch augmentation off in test data",
             )
         )
@@ -312,15 +467,16 @@ def _read_twice(subject: Subject, until: float, looked_at: dict[str, str]) -> li
         found.append(
             Finding(
                 "warning",
-                f"{_named(random[0])}: two reads of its training data differ (augmentation?), so that a validation "
-                "part of them is random too, shared samples cannot be seen, and a --task cannot be resumed",
+                f"{_named(random[0])}: two reads of the training data differ (augmentation?), so that a validation "
+                "part of them is random too, samples shared between clients cannot be found, and a --task cannot be "
+                "resumed",
             )
         )
     return found
 
 
 def _changes_in_place(data: Examples) -> bool:
-    """Whether a second read of a sample changes what the first one gave: they are the same memory."""
+    """Whether a second read of a sample changes the tensor that the first read returned: both use the same memory."""
     first = _raw(data)
     before = first.clone()
     _raw(data)
@@ -336,7 +492,7 @@ def _raw(data: Examples) -> Tensor:
 @final
 @dataclass(frozen=True)
 class _Hashed:
-    """The samples of a client, hashed: all of them, or a spread of them."""
+    """The hashes of a client's samples: of all of them, or of some, evenly spaced."""
 
     name: str
     train: Counter[int]
@@ -345,7 +501,7 @@ class _Hashed:
 
     @property
     def telling(self) -> bool:
-        """Whether the training samples are so different that two draws of them are not the same by chance."""
+        """Whether the training samples differ so much that two draws of them cannot be equal by chance."""
         return len(self.train) >= 20 or (len(self.train) >= 5 and self.twice < 0.2 * self.train.total())
 
     @property
@@ -358,21 +514,21 @@ class _Hashed:
 
     @property
     def twice(self) -> int:
-        """Training samples that stand more than once in the training data."""
+        """The number of training samples that occur more than once in the training data."""
         return sum(count for count in self.train.values() if count > 1)
 
 
 def _shared_rows(subject: Subject, until: float, looked_at: dict[str, str]) -> list[Finding]:
-    """Samples that stand in more than one place: in training and test data, or at several clients.
+    """Find samples that occur in both training and test data, or at several clients.
 
-    Samples repeat by nature, too: blank pictures, tables of few different rows, a refrain in a text. If training and
-    test samples are draws of the same kind, a test sample stands in the training data about as often as a training
-    sample stands there twice. Only what is clearly more than that is told.
+    Some data repeat: blank pictures, tables with few different rows, a refrain in a text. If training and test samples
+    are draws of the same kind, a test sample is in the training data about as often as a training sample is there
+    twice. Only clearly more than that is reported.
     """
     hashed = list(_hashed(subject, until))
     every = sum(len(train) + len(test) for _, train, test in subject.clients)
     read = sum(one.train.total() + one.test.total() for one in hashed)
-    early = ", then time was up" if time.monotonic() > until else ""
+    early = ", then the time limit was reached" if time.monotonic() > until else ""
     looked_at["rows"] = f"{read:,} of {every:,} samples, {len(hashed)} of {len(subject.clients)} clients{early}"
     return [*_own_overlap(hashed), *_same_clients(hashed), *_other_overlap(hashed)]
 
@@ -393,22 +549,24 @@ def _hashed(subject: Subject, until: float) -> Iterator[_Hashed]:
 
 
 def _in_time(hashes: Iterator[int], until: float) -> Iterator[int]:
-    """Those that come until time is up, and the first few in any case."""
+    """The hashes computed before `until`, and the first few in any case."""
     for count, sample in enumerate(hashes):
         if count >= FEW and time.monotonic() > until:
             return
         yield sample
 
 
-def _own_overlap(hashed: Sequence[_Hashed]) -> list[Finding]:
+def _own_overlap(hashed: Sequence[_Hashed], part: str = "test", other: str = "training") -> list[Finding]:
+    """`hashed` has the samples of `part` as its test samples, and those of `other` as its training samples."""
+    fix = f"give {part} samples that it does not train on" if other == "training" else f"give other {part} samples"
     same = [one for one in hashed if one.same]
     if same:
-        more = f", as are those of {len(same) - 1} clients more" if len(same) > 1 else ""
+        others = f"{len(same) - 1} more client{'s' if len(same) > 2 else ''}"
+        more = f", and so are those of {others}" if len(same) > 1 else ""
         return [
             Finding(
                 "error",
-                f"{same[0].name}: its test data are its training data ({same[0].whole[1]} samples){more}; "
-                "give test samples that it does not train on",
+                f"{same[0].name}: its {part} data are its {other} data ({same[0].whole[1]} samples){more}; {fix}",
             )
         ]
     twice = sum(one.twice for one in hashed)
@@ -421,15 +579,14 @@ def _own_overlap(hashed: Sequence[_Hashed]) -> list[Finding]:
             return [
                 Finding(
                     "error",
-                    f"{one.name}: all {tested} of its test samples stand among its training samples; "
-                    "give test samples that it does not train on",
+                    f"{one.name}: all {tested} of its {part} samples are also among its {other} samples; {fix}",
                 )
             ]
     return [
         Finding(
             "warning",
-            f"test samples stand among the same client's training samples: {_counted(overlap)}; "
-            "scores of them are too high",
+            f"{part} samples are also among the same client's {other} samples: {_counted(overlap)}; "
+            "scores on them are too high",
         )
     ]
 
@@ -445,13 +602,13 @@ def _same_clients(hashed: Sequence[_Hashed]) -> Iterator[Finding]:
             shown = numbers[:10] if len(numbers) <= 10 else [*numbers[:10], f"{len(numbers) - 10} more"]
             yield Finding(
                 "warning",
-                f"clients {', '.join(shown[:-1])} and {shown[-1]} hold the same training samples; "
-                "their data count as often",
+                f"clients {', '.join(shown[:-1])} and {shown[-1]} have the same training samples, which count once for "
+                "each of these clients",
             )
 
 
 def _other_overlap(hashed: Sequence[_Hashed]) -> list[Finding]:
-    """Test samples of one client among the training samples of others, but not among its own."""
+    """Find test samples of a client that are among the training samples of other clients, but not among its own."""
     holders = Counter(sample for one in hashed for sample in one.train)
 
     def elsewhere(one: _Hashed, sample: int) -> bool:
@@ -468,16 +625,16 @@ def _other_overlap(hashed: Sequence[_Hashed]) -> list[Finding]:
     return [
         Finding(
             "warning",
-            f"test samples stand among the training samples of another client: {_counted(overlap)}; "
-            "w trains on them, a model trained alone does not",
+            f"test samples are among the training samples of another client: {_counted(overlap)}; "
+            "the shared model trains on them, a model trained alone does not",
         )
     ]
 
 
 def _more_than_chance(overlap: Mapping[str, tuple[int, int]], hashed: Sequence[_Hashed], twice: int) -> bool:
-    """Whether more test samples are shared than training samples (`twice` of all) would let expect.
+    """Whether more test samples are shared than expected from the training samples that occur twice (`twice`).
 
-    A training sample has one training sample less to be equal to than a test sample has: n / (n - 1) allows for it.
+    A training sample can equal n - 1 training samples, a test sample n of them: the factor n / (n - 1) corrects for it.
     """
     rate = (twice + 1) / (sum(one.train.total() for one in hashed) + 1)
     sizes = [(one.train.total(), one.test.total()) for one in hashed]
@@ -488,23 +645,23 @@ def _more_than_chance(overlap: Mapping[str, tuple[int, int]], hashed: Sequence[_
 @final
 @dataclass(frozen=True)
 class _Agreement:
-    """How often the nearest training sample has the same label, and how often it had if labels were shuffled."""
+    """How often the nearest training sample has the same label, and how often it would with shuffled labels."""
 
     name: str
     samples: int
     hits: float
-    chance: float  # in samples
+    chance: float  # the expected number of hits with shuffled labels
 
     @property
     def deviation(self) -> float:
-        # A sample may be the nearest one of several, so that their hits come together: twice the variance.
+        # One sample may be the nearest of several, so that hits are not independent: the variance is doubled.
         return math.sqrt(max(1.0, 2 * self.chance * (1 - self.chance / self.samples)))
 
 
 def _labels(subject: Subject, until: float, looked_at: dict[str, str]) -> Iterator[Finding]:
-    """Labels have to do with the samples: the nearest other sample has the same label more often than by chance.
+    """Check that labels fit the samples: the nearest other sample has the same label more often than by chance.
 
-    Of classes and of inputs that are numbers: tokens have no distance.
+    Only for targets that are classes and inputs that are numbers: tokens have no distance.
     """
     found: dict[str, list[_Agreement]] = {"training": [], "test": []}
     seen, most = 0, max(NEIGHBOURS, NEIGHBOURS * FEW_CLIENTS // len(subject.clients))
@@ -513,8 +670,8 @@ def _labels(subject: Subject, until: float, looked_at: dict[str, str]) -> Iterat
             break
         seen += 1
         (x, y), (u, v) = (data.take(_some(len(data), most)) for data in (train, test))
-        if y.is_floating_point() or y.dim() != 1 or x.dtype in (torch.int32, torch.int64):
-            looked_at["labels"] = "not looked at, targets are no classes or inputs have no distance"
+        if has_several(x) or y.is_floating_point() or y.dim() != 1 or x.dtype in (torch.int32, torch.int64):
+            looked_at["labels"] = "not checked, targets are not classes or inputs have no distance"
             return
         step = max(1, -(-x[0].numel() // FEATURES))
         x, u = (part.reshape(len(part), -1)[:, ::step].float() for part in (x, u))
@@ -531,15 +688,20 @@ def _labels(subject: Subject, until: float, looked_at: dict[str, str]) -> Iterat
             found["training"].append(_Agreement(name, n, float(hits), among))
         hits = (y[torch.cdist(u, x).argmin(1)] == v).sum()
         found["test"].append(_Agreement(name, len(v), float(hits), float(counts[v].sum() / n)))
-    looked_at["labels"] = f"{seen} of {len(subject.clients)} clients, up to {most} samples of a part"
+    looked_at["labels"] = (
+        f"{seen} of {len(subject.clients)} clients, up to {most} samples each of training and test data"
+    )
     for kind, clients in found.items():
         if (finding := _by_chance(kind, clients)) is not None:
             yield finding
-            return  # test labels are compared with training labels
+            return  # test labels are compared with training labels, so they would be reported too
 
 
 def _by_chance(kind: str, clients: Sequence[_Agreement]) -> Finding | None:
-    """All labels, or those of single clients, that agree no more than shuffled ones: where a relation would be seen."""
+    """Find labels, of all clients or of single ones, that agree no more often than shuffled labels would.
+
+    There must be enough samples to notice a relation.
+    """
     samples = sum(one.samples for one in clients)
     if not samples:
         return None
@@ -548,9 +710,9 @@ def _by_chance(kind: str, clients: Sequence[_Agreement]) -> Finding | None:
     if above < 2 * every.deviation and 0.25 * (samples - every.chance) > 6 * every.deviation:
         return Finding(
             "warning",
-            f"{kind} labels: in {every.hits / samples:.0%} of cases the nearest training sample has the same label, it "
-            f"would in {every.chance / samples:.0%} if labels were shuffled; check that samples and labels are in one "
-            "order",
+            f"{kind} labels: the nearest training sample has the same label in {every.hits / samples:.0%} of cases; "
+            f"with shuffled labels it would in {every.chance / samples:.0%}; check that samples and labels are in the "
+            "same order",
         )
     share = above / max(1e-9, samples - every.chance)
     alone = [
@@ -564,8 +726,8 @@ def _by_chance(kind: str, clients: Sequence[_Agreement]) -> Finding | None:
         return None
     return Finding(
         "warning",
-        f"{_named(alone)}: its {kind} labels are like shuffled ones, those of other clients are not; check that its "
-        "samples and labels are in one order",
+        f"{_named(alone)}: the {kind} labels are like shuffled ones, those of other clients are not; check that "
+        "samples and labels are in the same order",
     )
 
 
@@ -574,11 +736,13 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _some(n: int, most: int) -> Tensor:
-    """Up to `most` of n rows, spread evenly."""
+    """Up to `most` of n rows, evenly spaced."""
     return torch.arange(n) if n <= most else torch.arange(most) * n // most
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
+    if has_several(one):
+        return all(_same(*pair) for pair in zip(tensors_of(one), tensors_of(other), strict=True))
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     if one.is_floating_point():
@@ -587,8 +751,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _named(names: Sequence[str]) -> str:
-    """The first few."""
-    more = f" and {len(names) - 3} clients more" if len(names) > 3 else ""
+    """The first three names, and the number of the others."""
+    more = f" and {len(names) - 3} more client{'s' if len(names) > 4 else ''}" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 
 

@@ -77,10 +77,10 @@ class Always:
 @final
 @dataclass(frozen=True)
 class OnDetection:
-    """Detection and recovery (Alg. 2): the flag goes on when the statistic exceeded epsilon in more than r' rounds.
+    """Detection and recovery (Alg. 2): the flag is set when the statistic was above epsilon in more than r' rounds.
 
-    After a stop, count, quiet and treated go to 0 and NFL may be detected again: in Alg. 2 `count > r'`
-    would still hold and restart recovery at once. `once` leaves it off for good.
+    After a stop, count, quiet and treated are set to 0 and NFL may be detected again: in Alg. 2 `count > r'`
+    would still hold and restart recovery at once. With `once` recovery stays off after the first stop.
     """
 
     epsilon: float = 0.1
@@ -91,7 +91,7 @@ class OnDetection:
     again: Literal["rearm", "once"] = "rearm"
 
     def __post_init__(self) -> None:
-        _ = self.rule  # its checks are ours
+        _ = self.rule  # building the rule checks the fields
 
     @cached_property
     def rule(self) -> Rule:
@@ -125,8 +125,8 @@ class OnDetection:
 class OnEvidence:
     """Recovery that follows the plan's test of the reported gains (`detection`), with no threshold to choose.
 
-    It starts at the early warning, or waits for the verdict "hurts". It goes off for good once the test has shown that
-    what the clients predict with is worse than w. Undecided keeps it on, and so does a w that helps on average.
+    It starts at the early warning, or at the verdict "hurts". It stops for good once the test has shown that the model
+    which clients predict with is worse than w. It stays on while the test is undecided, and when w helps on average.
     """
 
     start: Literal["warning", "verdict"] = "warning"
@@ -150,5 +150,5 @@ class OnEvidence:
         return state
 
 
-# Detection only: FedAvg that says when it goes wrong.
+# Detection only: FedAvg, with an alarm when Delta stays above epsilon.
 register_method("watch", recovery={"kind": "on_detection", "epsilon": 0.1, "patience": 250})

@@ -1,28 +1,30 @@
-"""How well it goes, and for whom: central and local scores, the gain beta_i and beta (Eq. 2, 3), clients harmed.
+"""The scores of a round: central and local scores, the gains beta_i and beta (Eq. 2, 3), and the clients harmed.
 
-Clients report tallies: sums over samples that add up over clients. So the central score (all test data pooled) comes
-from the same pass as the local ones, and no client reveals a prediction.
+Clients report tallies: sums over samples that can be added over clients. So the central score (all test data pooled)
+comes from the same pass as the local scores, and no client reveals a prediction.
 
-The last functions read a run's lines: a client that was refused more often than taken, or has NaN in its data, takes no
-part in the federation, so that its gain says nothing about it. The files keep its numbers; the summary and every reader
-leave it out, and the verdict names it.
+The last functions read the lines of a stored run. A client whose updates were refused more often than used, or with NaN
+in its data, has no part in the federation, and its gain says nothing about the federation. The files keep its numbers;
+the summary and every reader leave it out, and the verdict names it.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from statistics import median
-from typing import TYPE_CHECKING, Any, final
+from functools import reduce
+from statistics import NormalDist, median
+from typing import TYPE_CHECKING, Any, Final, final
 
 from lindt.errors import UserError, one_line
 
-if TYPE_CHECKING:  # readers of a run compute its gains anew where clients are left out, and need no torch for it
+if TYPE_CHECKING:  # readers of a run recompute its gains where clients are left out, and do not import torch
     from lindt.protocols import ClientTally, Metric
 
-EXACT = 10_000  # samples; there the normal limit is within 0.0001 of the exact test
+EXACT = 10_000  # samples; for this many the normal approximation is within 0.0001 of the exact test
 
 
 @final
@@ -38,11 +40,29 @@ class ClientScore:
 
 @final
 @dataclass(frozen=True)
-class Scores:
-    """One scored round. Rates and gains are fractions, not percent.
+class Panel:
+    """What a random panel of clients says about all of them: intervals at 95%, for scores of `scoring.panel`.
 
-    `private`, `beta` and what follows from beta_i are over the clients with a private score, None where there
-    are none; `without_private` names the others.
+    They cover the draw of the panel, and not members that did not answer: `clients` is then below `expected`. The
+    interval of beta is Student's, that of the IPR Wilson's, both with the correction for a finite population.
+    """
+
+    expected: int  # the members whose gain counts
+    clients: int  # those of them with a known gain
+    of: int  # the clients that the panel stands for: all whose gain counts
+    beta_low: float | None
+    beta_high: float | None
+    ipr_low: float | None
+    ipr_high: float | None
+
+
+@final
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one round. Rates and gains are fractions, not percent.
+
+    `private`, `beta` and the fields computed from beta_i are over the clients with a private score, and None where no
+    client has one; `without_private` lists the other clients.
     """
 
     central: float | None  # None where the method has no whole global model
@@ -50,20 +70,21 @@ class Scores:
     private: float | None
     beta: float | None
     harmed: int | None  # clients with beta_i < 0
-    clearly_harmed: int | None  # ... by the paired test at 95%
+    clearly_harmed: int | None  # clients with beta_i < 0, significant by the paired test at 95%
     clearly_better: int | None  # clients with beta_i > 0, by the same test
     ties: int | None
     worst_tenth: float | None  # the mean beta_i of the tenth of the clients that gain least
-    median_gain: float | None  # the median beta_i: one client with a large gain does not move it
+    median_gain: float | None  # the median beta_i, which a single client with a large gain does not change
     ipr: float | None  # the share of the clients with beta_i >= 0: the incentivized participation rate
     attack_central: float | None  # the backdoor's success rate on the global model
     attack_local: float | None
     clients: tuple[ClientScore, ...]
     notes: dict[str, float]  # what the method logs, averaged over the clients that log it
+    panel: Panel | None = None  # None where all clients are scored
 
     @property
     def without_private(self) -> tuple[int, ...]:
-        """The clients that answered without a private score: no gain is known of them."""
+        """The clients that answered without a private score, whose gain is not known."""
         return tuple(score.client for score in self.clients if score.private is None)
 
 
@@ -82,7 +103,7 @@ class ClientGain:
 @final
 @dataclass(frozen=True)
 class Gains:
-    """By the names that they have in `Scores`."""
+    """The fields of `Scores` that are computed from the clients' gains."""
 
     local: float
     private: float | None
@@ -127,17 +148,58 @@ def summarise_gains(clients: Sequence[ClientGain]) -> Gains:
     )
 
 
-def paired_p_value(wins: int, losses: int) -> float:
-    """McNemar's exact test, two-sided: are as many samples won as lost against training alone?
+LEVEL: Final = 0.975  # of each end of a panel's intervals
 
-    Beyond EXACT samples its normal limit: a client that claims a billion of them would hold up the server.
+
+def panel_of(clients: Sequence[ClientGain], expected: int, of: int) -> Panel:
+    """The intervals of a panel that was drawn uniformly, from the gains of its members.
+
+    beta is a mean weighted by alpha_i, a ratio of two means: its variance is that of the linear terms
+    alpha_i (beta_i - beta) / mean(alpha) (Cochran 1977, Sec. 6.4).
+    """
+    known = [(one.beta, one.weight) for one in clients if one.beta is not None]
+    m, N = len(known), max(of, len(known))
+    if m < 2 or not any(weight for _, weight in known):
+        return Panel(expected, m, of, None, None, None, None)
+    beta = weighted_gain([b for b, _ in known], [weight for _, weight in known])
+    mean_weight = math.fsum(weight for _, weight in known) / m
+    variance = math.fsum((weight / mean_weight * (b - beta)) ** 2 for b, weight in known) / (m - 1)
+    missing = 1 - m / N
+    wide = _student(m - 1) * math.sqrt(variance * missing / m)
+    share, low, high = sum(b >= 0 for b, _ in known) / m, 0.0, 1.0
+    if missing:
+        z, n = NormalDist().inv_cdf(LEVEL), m / missing  # as many draws with replacement have the same variance
+        center = (share + z * z / (2 * n)) / (1 + z * z / n)
+        half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+        low, high = max(0.0, center - half), min(1.0, center + half)
+    else:
+        low = high = share
+    return Panel(expected, m, of, beta - wide, beta + wide, low, high)
+
+
+FEW_FREE: Final = (12.7062, 4.3027, 3.1824, 2.7764)  # quantiles at LEVEL of 1 to 4 degrees of freedom
+
+
+def _student(freedom: int) -> float:
+    """The quantile of Student's t at LEVEL; from 5 degrees of freedom on by the expansion of Cornish and Fisher."""
+    if freedom <= len(FEW_FREE):
+        return FEW_FREE[freedom - 1]
+    z = NormalDist().inv_cdf(LEVEL)
+    third = 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
+    return z + (z**3 + z) / 4 / freedom + (5 * z**5 + 16 * z**3 + 3 * z) / 96 / freedom**2 + third / 384 / freedom**3
+
+
+def paired_p_value(wins: int, losses: int) -> float:
+    """McNemar's exact test, two-sided, of as many samples won as lost against training alone.
+
+    Above EXACT samples it is the normal approximation: a client that claims a billion samples would block the server.
     """
     n, k = wins + losses, min(wins, losses)
     if n == 0:
         return 1.0
     if n > EXACT:
-        return math.erfc(max(0.0, abs(wins - losses) - 1) / math.sqrt(2 * n))  # with the correction for whole numbers
-    term = total = 1  # C(n, 0), then each from the one before: thousands of samples take milliseconds
+        return math.erfc(max(0.0, abs(wins - losses) - 1) / math.sqrt(2 * n))  # with the continuity correction
+    term = total = 1  # C(n, 0); each further C(n, i) from the one before: thousands of samples take milliseconds
     for i in range(k):
         term = term * (n - i) // (i + 1)
         total += term
@@ -148,11 +210,16 @@ def summarise(
     tallies: dict[int, ClientTally],
     metric: Metric,
     *,
-    counted: frozenset[int],
+    counted: Set[int],
     alphas: dict[int, float],
     notes: Sequence[dict[str, float]] = (),
+    panel: tuple[int, int] | None = None,
 ) -> Scores:
-    """A round's scores: central over everyone's test data, the rest over the clients that are `counted`."""
+    """A round's scores: the central score over all clients' test data, the others over the clients in `counted`.
+
+    With a `panel` the tallies are those of its members: it has the number of members that count, and of all clients
+    that count.
+    """
     mine = {i: tallies[i] for i in sorted(tallies) if i in counted}
     scores = tuple(_client_score(i, tally, metric) for i, tally in mine.items())
     clients = [ClientGain(one.local, one.private, one.beta, one.clear, alphas[one.client]) for one in scores]
@@ -164,6 +231,7 @@ def summarise(
         attack_local=attack[1],
         clients=scores,
         notes=_mean_notes(notes),
+        panel=None if panel is None else panel_of(clients, *panel),
     )
 
 
@@ -181,17 +249,15 @@ def _client_score(client: int, tally: ClientTally, metric: Metric) -> ClientScor
 
 
 def _clear(beta: float, tally: ClientTally) -> bool:
-    """Significant, and in the direction of beta: a metric other than accuracy may point the other way."""
+    """Whether the test is significant in the direction of beta. For a metric other than accuracy the two may differ."""
     agrees = (tally.wins - tally.losses) * beta > 0
     return agrees and paired_p_value(tally.wins, tally.losses) < 0.05
 
 
 def _central(tallies: list[ClientTally], metric: Metric) -> float | None:
-    """Over everyone's test data; None where a client has no whole global model."""
-    import torch
-
+    """The score over all clients' test data; None where a client has no whole global model."""
     sums = [one.central for one in tallies if one.central is not None]
-    return metric.value(torch.stack(sums).sum(0)) if len(sums) == len(tallies) else None
+    return metric.value(reduce(operator.add, sums)) if len(sums) == len(tallies) else None
 
 
 def _attack_rates(everyone: list[ClientTally], counted: list[ClientTally]) -> tuple[float | None, float | None]:
@@ -208,7 +274,7 @@ def _mean_notes(notes: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def excluded_clients(lines: Sequence[Mapping[str, Any]], clients: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Client and reason, by number. `clients` are those of run.json; attackers are never counted in the first place."""
+    """The clients to leave out, with the reason. `clients` are those of run.json; attackers never count anyway."""
     refused = Counter(one["client"] for line in lines for one in line["refused"])
     taken = Counter(client for line in lines for client in line["answered"])
     reasons = {one["client"]: one["reason"] for line in lines for one in line["refused"]}  # the last one
@@ -224,9 +290,9 @@ def excluded_clients(lines: Sequence[Mapping[str, Any]], clients: Sequence[Mappi
 def without_clients(
     scores: Mapping[str, Any], excluded: Set[int], weights: Mapping[int, float] | None = None
 ) -> dict[str, Any] | None:
-    """A scored round over the other clients, `weights` being their alpha_i; None where there are none.
+    """The scores of a round without the `excluded` clients; `weights` are alpha_i. None where no client is left.
 
-    Central accuracy and the attack's success stay as they were measured: over everyone's test data.
+    Central accuracy and the attack's success stay as they were measured: over all clients' test data.
     """
     kept = [one for one in scores["clients"] if one["client"] not in excluded]
     if len(kept) == len(scores["clients"]):
@@ -238,11 +304,15 @@ def without_clients(
         ClientGain(one["local"], one.get("private"), one.get("beta"), one["clear"], alpha)
         for one, alpha in zip(kept, alphas, strict=True)
     ]
-    return {**scores, **vars(summarise_gains(gains)), "clients": kept}
+    found = {**scores, **vars(summarise_gains(gains)), "clients": kept}
+    if panel := scores.get("panel"):
+        left = sum(one["client"] in excluded for one in scores["clients"])
+        found["panel"] = vars(panel_of(gains, panel["expected"] - left, panel["of"]))
+    return found
 
 
 def client_weights(plan: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> dict[int, float] | None:
-    """alpha_i by the plan's tables; None where all are equal."""
+    """alpha_i of each client by the plan's `scoring` table; None where all are equal."""
     scoring = plan.get("scoring")
     weighting = scoring.get("weighting") if isinstance(scoring, Mapping) else None
     if weighting == "size":
@@ -254,7 +324,7 @@ def client_weights(plan: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]
 
 
 def require_updates(lines: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a UserError for a run whose w no client ever changed: its numbers are those of the first weights."""
+    """Raise a UserError for a run without a single valid update: its scores are those of the untrained model."""
     if lines and not any(line["answered"] for line in lines):
         raise UserError(no_update(lines))
 

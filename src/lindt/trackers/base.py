@@ -1,4 +1,4 @@
-"""What trackers are given, and which ones a run reports to. When one fails, the run goes on without it."""
+"""The trackers of a run and the values that they get. When a tracker fails, the run goes on without it."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from lindt.report.verdict import VALUES, detection_of
 from lindt.runs.play import Event, RoundFollowed, RoundPlayed, RunEnded, RunStarted
 from lindt.runs.schema import DIVERGENCE, SCORES
 
-# The package that each needs; its extra and its module here have the tracker's name.
+# The package that each tracker needs. The extra and the module in this folder have the tracker's name.
 TRACKERS = {"tensorboard": "tensorboard", "mlflow": "mlflow", "wandb": "wandb"}
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Before anything is written: is there such a tracker, and is it installed?"""
+    """Refuse unknown trackers and trackers that are not installed, before anything is written."""
     for name in names:
         if name not in TRACKERS:
             raise UserError(f"--track {name}: choose among {', '.join(TRACKERS)}")
         if importlib.util.find_spec(TRACKERS[name]) is None:
-            raise UserError(f"--track {name} needs a package that is not there: pip install 'lindt[{name}]'")
+            raise UserError(f"--track {name} needs a package that is not installed: pip install 'lindt[{name}]'")
 
 
 @final
 class TrackerSet:
-    """A run's trackers. `say` takes a sentence where one of them fails."""
+    """A run's trackers. `say` is called with a sentence when one of them fails."""
 
     def __init__(self, names: Sequence[str], say: Callable[[str], None]) -> None:
         self.names, self.say = list(dict.fromkeys(names)), say
         self.trackers: dict[str, Tracker] = {}
 
     def begin(self, folder: Path, run: str, plan: Mapping[str, Any], done: int) -> None:
-        """`run` is the run's id, the same when it goes on after `done` rounds."""
+        """Open the trackers. `run` is the run's id, the same when the run is resumed after `done` rounds."""
         for name in self.names:
             module = importlib.import_module(f"lindt.trackers.{name}_")
             self._safely(name, partial(module.open_run, folder, run, str(plan["name"]), settings(plan), done))
@@ -59,14 +59,14 @@ class TrackerSet:
         try:
             if (opened := tell()) is not None:
                 self.trackers[name] = opened
-        except Exception as error:  # noqa: BLE001  # a tracker's server that is gone must not cost a night's run
+        except Exception as error:  # noqa: BLE001  # an unreachable tracker must not end a long run
             self.trackers.pop(name, None)
             reason = str(error).splitlines()[0] if str(error) else ""
-            self.say(f"--track {name} failed and is left out from here on: {type(error).__name__} {reason}")
+            self.say(f"--track {name} failed, and the run goes on without it: {type(error).__name__} {reason}")
 
 
 class Tracker(Protocol):
-    """One run in one tracker; made when the run begins, or goes on."""
+    """One run in one tracker; opened when the run begins or is resumed."""
 
     def round(self, round: int, values: Mapping[str, float]) -> None: ...
     def end(self, values: Mapping[str, float]) -> None:
@@ -74,12 +74,12 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """No more comes, whether the run has ended or not."""
+        """Called last, whether the run has ended or was stopped."""
         ...
 
 
 def round_values(line: Mapping[str, Any]) -> dict[str, float]:
-    """A round's numbers by name; what was not measured in it is left out."""
+    """A round's numbers by name, without those that were not measured in it."""
     scores: Mapping[str, Any] = line["scores"] or {}
     values = {
         **{f"detection/{name}": line.get(name) for name in (*DIVERGENCE, "count")},
@@ -94,7 +94,7 @@ def round_values(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def detection_values(told: Mapping[str, Any]) -> dict[str, float | None]:
-    """The test's answers in a line or a summary as numbers: -1 hurts, 0 too early or undecided, 1 helps."""
+    """The test's results in a line or a summary as numbers: -1 hurts, 0 too early or undecided, 1 helps."""
     detection = detection_of(told)
     if detection is None:
         return {}

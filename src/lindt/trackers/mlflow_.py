@@ -20,7 +20,7 @@ def open_run(folder: Path, run: str, name: str, plan: Mapping[str, object], done
     wanted = os.environ.get("MLFLOW_EXPERIMENT_NAME", "lindt")
     found = client.get_experiment_by_name(wanted)
     experiment = found.experiment_id if found else client.create_experiment(wanted)
-    # A run that goes on is found by its id, so that both parts are one run.
+    # A resumed run is found by its id, so that both parts are one run.
     known = client.search_runs([experiment], f"tags.`{TAG}` = '{run}'", max_results=1) if done else []
     tracked = known[0] if known else client.create_run(experiment, run_name=folder.name, tags={TAG: run, "plan": name})
     return Mlflow(client, tracked.info.run_id, {} if known else plan, done)

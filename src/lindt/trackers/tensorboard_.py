@@ -16,7 +16,7 @@ class TensorBoard:
     def __init__(self, folder: Path, plan: Mapping[str, object], done: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What an interrupted run wrote of rounds that are played again is taken back.
+        # Remove what an interrupted run wrote about rounds that are played again.
         self.writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
         self.last = done  # a run that is resumed after its last round ends without another round
         if not done:

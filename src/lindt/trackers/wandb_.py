@@ -1,6 +1,6 @@
-"""Weights & Biases: offline unless WANDB_MODE says otherwise, so that nothing leaves the machine unasked.
+"""Weights & Biases: offline unless WANDB_MODE says otherwise, so that nothing leaves the machine by default.
 
-`wandb sync RUN/wandb/offline-run-*` sends it later.
+`wandb sync RUN/wandb/offline-run-*` sends the run later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def open_run(folder: Path, run: str, name: str, plan: Mapping[str, object], done
     wandb: Any = importlib.import_module("wandb")  # typed or not, as it is installed or not
     tracked = wandb.init(
         project=os.environ.get("WANDB_PROJECT", "lindt"),
-        id=run,  # the same for a run that goes on
+        id=run,  # the same for a resumed run
         name=folder.name,
         group=name,
         config=dict(plan),

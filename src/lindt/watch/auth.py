@@ -1,6 +1,6 @@
-"""Who may see the page: a server on loopback answers to its own names only, any other asks for a token.
+"""Access to the live page: a server on loopback answers only to its own host names, any other asks for a token.
 
-And what every answer says to the browser: run nothing but the page's own script, ask nobody else for anything.
+Every response carries headers that let the browser run only the page's own script and connect only to this server.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lindt.errors import UserError
 SHORTEST_TOKEN = 16
 LONGEST_HEAD = 16_384  # address and headers together
 LONGEST_FORM = 4096
-GUESSING = 1.0  # seconds before a wrong token is told so
+GUESSING = 1.0  # seconds before a wrong token is answered
 ASKING = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>lindt</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,"></head>
@@ -35,7 +35,7 @@ required autofocus></label> <button>Enter</button></form></body></html>
 
 
 def host_of(header: str) -> str | None:
-    """The name in a Host header, without its port; None where it is none."""
+    """The name in a Host header, without its port; None where the header is malformed."""
     found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9._-]{1,255}))(?::[0-9]{1,5})?", header)
     return (found[1] or found[2]).lower() if found else None
 
@@ -50,9 +50,9 @@ def is_loopback(host: str) -> bool:
 
 
 def token_for(host: str, token: str | None) -> str | None:
-    """The token to ask for: the one given, none on loopback, a new one elsewhere."""
+    """The token to ask visitors for: `token` where given, else None on loopback and a random one elsewhere."""
     if token is not None and len(token) < SHORTEST_TOKEN:
-        raise UserError(f"--token: a token of {len(token)} characters is soon guessed; take at least {SHORTEST_TOKEN}")
+        raise UserError(f"--token: {len(token)} characters are easy to guess; use at least {SHORTEST_TOKEN}")
     return token or (None if is_loopback(host) else secrets.token_urlsafe(24))
 
 
@@ -73,13 +73,13 @@ def policy(script: str, style: str) -> str:
 
 @final
 class AuthMiddleware:
-    """Stands before the app and sees every request first."""
+    """Checks every request before the app, and adds the headers to every response."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, token: str | None, policy: str) -> None:
         self.app, self.policy, self.token = app, policy, token
-        # A page of another site may point its own name at 127.0.0.1 and then read what a browser lets it read.
+        # DNS rebinding: another site may point its own host name at 127.0.0.1, and its page could then read this one.
         self.names = {"localhost", "127.0.0.1", "::1", host} if is_loopback(host) else None
-        self.cookie = f"lindt-{port}"  # browsers keep cookies by host alone, whatever the port
+        self.cookie = f"lindt-{port}"  # browsers share cookies between the ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,12 +92,12 @@ class AuthMiddleware:
     async def _refused(self, request: Request) -> Response | None:
         asked = [request.scope["query_string"], *(part for header in request.headers.raw for part in header)]
         if len(request.scope["path"]) + sum(map(len, asked)) > LONGEST_HEAD:
-            return PlainTextResponse("too long", 431)
+            return PlainTextResponse("the request's address and headers are too long", 431)
         if self.names is not None and host_of(request.headers.get("host", "")) not in self.names:
-            return PlainTextResponse("this server answers to its own name only", 421)
+            return PlainTextResponse("this server answers only to its own host name", 421)
         if self.token is None:
             return None
-        path = str(request.scope["path"]).rstrip("/")  # not request.url, which stumbles over some Host headers
+        path = str(request.scope["path"]).rstrip("/")  # not request.url, which fails for some Host headers
         if request.method == "POST" and path.endswith("/enter"):
             return await self._enter(request)
         if "token" in request.query_params and path == "":
@@ -105,14 +105,14 @@ class AuthMiddleware:
         carried = request.headers.get("authorization", "").removeprefix("Bearer ")
         if _same(request.cookies.get(self.cookie, ""), self._badge()) or _same(carried, self.token):
             return None
-        return HTMLResponse(ASKING, 401) if path == "" else PlainTextResponse("a token is asked for here", 401)
+        return HTMLResponse(ASKING, 401) if path == "" else PlainTextResponse("this server asks for a token", 401)
 
     async def _enter(self, request: Request) -> Response:
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > LONGEST_FORM:
-                return PlainTextResponse("too long", 413)
+                return PlainTextResponse("the form is too long", 413)
         fields = parse_qs(body.decode("utf-8", "replace"))
         return await self._admit(fields.get("token", [""])[0])
 
@@ -121,12 +121,12 @@ class AuthMiddleware:
         if not _same(token, self.token):
             await asyncio.sleep(GUESSING)
             return HTMLResponse(ASKING, 401)
-        answer = RedirectResponse("/", 303)  # the token leaves the address, and so the history and the logs
+        answer = RedirectResponse("/", 303)  # without the token in the address, so that no history or log keeps it
         answer.set_cookie(self.cookie, self._badge(), httponly=True, samesite="strict")
         return answer
 
     def _badge(self) -> str:
-        """What the cookie holds: it opens this server, but is not the token."""
+        """The cookie's value: a hash that gives access to this server, and not the token itself."""
         return hashlib.sha256(f"lindt watch {self.token}".encode()).hexdigest()
 
     def _with_headers(self, send: Send) -> Send:

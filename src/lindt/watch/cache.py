@@ -1,4 +1,4 @@
-"""One snapshot of a run every half second, however many pages follow it: watching must not slow the run."""
+"""Snapshots of runs, at most one every half second for any number of pages: watching must not slow the run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lindt.watch.index import RunIndex
 T = TypeVar("T")
 LOOK_EVERY = 0.5  # seconds
 LIST_EVERY = 2.0
-FORGET = 60.0  # a look that nobody asked for again
+FORGET = 60.0  # seconds after which an unused snapshot is dropped
 
 
 @final
 @dataclass(frozen=True)
 class More:
-    """The event with the rounds after the first `have`, and what in it is no round."""
+    """The event with the rounds after the first `have`; `rest` is everything in it except the rounds, as JSON."""
 
     event: str
     rest: str
@@ -34,7 +34,7 @@ class More:
 @final
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment; None where it is not there or cannot be read. Each event of it is made once."""
+    """A run at one moment; `run` is None where it is missing or unreadable. Each event is built only once."""
 
     run: Run | None
     spent: PrivacySpent | None = None
@@ -43,7 +43,7 @@ class Snapshot:
 
 @final
 class SnapshotCache:
-    """For one event loop. The files are read in other threads."""
+    """The snapshots of one event loop. Other threads read the files."""
 
     def __init__(self, index: RunIndex) -> None:
         self.index = index
@@ -56,9 +56,9 @@ class SnapshotCache:
         if kept is None or now - kept[0] >= LOOK_EVERY:
             self._kept = {name: one for name, one in self._kept.items() if now - one[0] < FORGET}
             kept = self._kept[id] = now, aside(lambda: self._look(id))
-        snapshot = await asyncio.shield(kept[1])  # whoever leaves takes the answer from nobody else
+        snapshot = await asyncio.shield(kept[1])  # a client that disconnects must not cancel it for the others
         if snapshot.run is None:
-            self._kept.pop(id, None)  # visitors may ask for any name
+            self._kept.pop(id, None)  # visitors may ask for any name: do not keep them all
         return snapshot
 
     async def more(self, id: str, snapshot: Snapshot, have: int) -> More:
@@ -67,7 +67,7 @@ class SnapshotCache:
         return await asyncio.shield(snapshot.told[have])
 
     async def listed(self) -> str:
-        """The event with every run in a row."""
+        """The event with one row for every run."""
         now = asyncio.get_running_loop().time()
         if self._list is None or now - self._list[0] >= LIST_EVERY:
             self._list = now, aside(lambda: event("runs", self.index.run_rows()))

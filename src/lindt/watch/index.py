@@ -1,4 +1,4 @@
-"""The runs below one folder, and none outside it, each read on from where it was left."""
+"""The runs below one folder, and no run outside it. Each is read on from where the last reading ended."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any, final
 
-from lindt.errors import UserError, in_short
+from lindt.errors import UserError, in_short, plain
 from lindt.report.payload import PrivacySpent, budget_is_open, privacy_spent, privacy_spent_so_far
 from lindt.report.reading import Reader, Run, find_runs, is_locked
-from lindt.report.terminal import run_row
-from lindt.report.verdict import plain, verdict
+from lindt.report.terminal import by_time, last_change, run_row
+from lindt.report.verdict import verdict
 
 OPEN_RUNS = 32  # kept in memory with all their rounds
-BUDGET_EVERY = 10  # rounds: the budget of a run that goes on is computed anew
+BUDGET_EVERY = 10  # rounds after which the budget of a running run is computed again
 
 
 @final
 class RunIndex:
-    """Safe to ask from several threads: one looks at the files at a time."""
+    """The runs of a folder. Several threads may use it: only one reads files at a time."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
-            raise UserError(f"{root} is no folder; name one that holds runs")
+            raise UserError(f"{root} is not a folder; name a folder that holds runs")
         self.root = root.resolve()
         self._lock = threading.Lock()
         self._open: OrderedDict[str, tuple[Reader, object, Run]] = OrderedDict()
@@ -34,19 +34,19 @@ class RunIndex:
         self._computing = threading.Lock()  # one budget at a time
 
     def folder(self, id: str) -> Path:
-        """The folder of a run. Whatever leads out of the runs' folder, by `..`, by `/` or by a link, is no run."""
+        """The folder of a run. Refuses an id that leads out of the runs' folder, by `..`, by `/` or by a link."""
         try:
             found = self.root / id
-            # By its one name only: `one/`, `./one` and the like would each be kept as a run of its own.
+            # A run has one id: `one/`, `./one` and the like would each be kept as another run.
             inside = found.resolve(strict=True) == found and self.id_of(found) == id
-        except (OSError, ValueError, RuntimeError):  # not there or not inside, a NUL in its name, links that go round
+        except (OSError, ValueError, RuntimeError):  # missing or outside, a NUL in its name, a loop of links
             inside = False
         if not inside or not (found / "plan.toml").is_file():
             raise UserError(f"there is no run {in_short(id)} here")
         return found
 
     def id_of(self, folder: Path) -> str:
-        """How the page calls a run. A server started inside a run shows that run."""
+        """The run's name in the page. A server started inside a run shows that run, as "."."""
         return "." if folder == self.root else folder.relative_to(self.root).as_posix()
 
     def run(self, id: str) -> Run:
@@ -63,11 +63,11 @@ class RunIndex:
             return run
 
     def told(self, error: UserError) -> str:
-        """An error as visitors may see it: where the runs lie is not their business."""
+        """An error's text for visitors, without the path of the runs' folder on this machine."""
         return str(error).replace(f"{self.root}/", "").replace(str(self.root), "the run")
 
     def spent(self, id: str, run: Run) -> PrivacySpent:
-        """The privacy budget. For a run that has not ended the last one computed: that takes a moment, aside."""
+        """The privacy budget. For a run that has not ended, the last one that a thread of its own has computed."""
         if not budget_is_open(run):
             return privacy_spent(run)
         step = math.ceil(len(run.rounds) / BUDGET_EVERY) if run.state == "running" else -len(run.rounds)
@@ -83,30 +83,34 @@ class RunIndex:
             self._computing.release()
 
     def run_rows(self) -> list[dict[str, Any]]:
-        """A row for every run; one that has not changed is not read again."""
+        """A row for every run, running ones first, then the latest; one that has not changed is not read again."""
         rows = []
         for folder in find_runs(self.root):
             id, now = self.id_of(folder), _signature(folder)
             if not is_text(id):
-                rows.append({"run": plain(id), "state": "unreadable", "verdict": "its folder's name is no text"})
+                rows.append(_unreadable(folder, plain(id), "its folder's name is not valid text"))
                 continue
             kept = self._briefs.get(id)
             if kept is None or kept[0] != now:
                 kept = self._briefs[id] = (now, self._brief(id))
             rows.append(kept[1])
-        return rows
+        return sorted(rows, key=by_time)
 
     def _brief(self, id: str) -> dict[str, Any]:
         try:
             run = self.run(id)
         except UserError as error:
-            return {"run": id, "state": "unreadable", "verdict": self.told(error)}
+            return _unreadable(self.root / id, id, self.told(error))
         found = verdict(run)
         return {**run_row(run, id), "tone": found.tone, "headline": found.headline}
 
 
+def _unreadable(folder: Path, shown: str, reason: str) -> dict[str, Any]:
+    return {"run": shown, "state": "unreadable", "changed": last_change(folder), "verdict": reason}
+
+
 def _signature(folder: Path) -> object:
-    """What changes when a run does."""
+    """A value that changes when a run's files change."""
     found: list[object] = [is_locked(folder)]
     for name in ("run.json", "plan.toml", "rounds.jsonl", "timing.jsonl", "summary.json"):
         try:
@@ -118,7 +122,7 @@ def _signature(folder: Path) -> object:
 
 
 def is_text(name: str) -> bool:
-    """Whether it can be sent: a file's name may be any bytes."""
+    """Whether the name is valid Unicode and can be sent: a file's name may be any bytes."""
     try:
         name.encode()
     except UnicodeEncodeError:

@@ -1,10 +1,10 @@
-"""The server of `lindt watch` (Starlette on uvicorn): the page, the list of runs, a run, and what is new in it.
+"""The server of `lindt watch` (Starlette on uvicorn): the page, the list of runs, one run, and its new rounds.
 
 /             the page
-/api/runs     every run in a row
-/api/run      one run whole: ?id=demo/recovered
+/api/runs     one row for every run
+/api/run      one whole run: ?id=demo/recovered
 /api/events   server-sent events: `runs` when the list changes; for each ?id=...&have=N `more` with the rounds after
-              the first N, or `anew` when the run was cut back and has to be taken whole again
+              the first N, or `anew` when earlier rounds changed and the page must load the whole run again
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from lindt.watch.index import RunIndex
 from lindt.watch.timeouts import TimeoutProtocol
 
 LIST_LOOKS = round(LIST_EVERY / LOOK_EVERY)
-UNHURRIED = 25  # streams that hear every half second
+UNHURRIED = 25  # streams that are updated every half second; with more streams, each is updated less often
 MOST_FOLLOWED = 24  # runs in one stream
-MOST_CONNECTIONS = 512  # and no more tasks than that; a thousand files is what a process may open
+MOST_CONNECTIONS = 512  # and tasks; a process may open about a thousand files
 
 
 @final
 class Site:
-    """What the routes share."""
+    """The routes and the state that they share."""
 
     def __init__(self, index: RunIndex) -> None:
         self.index, self.snapshots, self.page = index, SnapshotCache(index), empty_page()
@@ -80,7 +80,7 @@ class Site:
             if run is None:
                 return PlainTextResponse(f"there is no run {in_short(id)} here that can be read", 404)
             followed.append(Followed(self.snapshots, id, int(n), run.anew))
-        if request.method == "HEAD":  # its answer ends here, a stream would not
+        if request.method == "HEAD":  # a stream would not end
             return Response(media_type="text/event-stream")
         return StreamingResponse(self._events(followed), media_type="text/event-stream")
 
@@ -98,9 +98,9 @@ class Site:
                     if changes := await one.changes():
                         yield changes
                 if snapshots % 20 == 0:
-                    yield ": still here\n\n"  # an answer at once, and no idle line for a proxy to cut
+                    yield ": still here\n\n"  # an answer at once, and no idle connection that a proxy closes
                 snapshots += 1
-                # With more pages each hears less often: all together take no more of the machine.
+                # With more pages each is updated less often, so that all together take no more of the machine.
                 await asyncio.sleep(LOOK_EVERY * max(1.0, self.streams / UNHURRIED))
         finally:
             self.streams -= 1
@@ -112,7 +112,7 @@ class Followed:
 
     def __init__(self, snapshots: SnapshotCache, id: str, have: int, anew: int) -> None:
         self.snapshots, self.id, self.have, self.anew = snapshots, id, have, anew
-        self.run: Run | None = None  # as it was last told, with its budget
+        self.run: Run | None = None  # as it was last sent, with its budget
         self.spent: PrivacySpent | None = None
         self.rest = ""
 
@@ -121,7 +121,7 @@ class Followed:
         snapshot = await self.snapshots.at(self.id)
         run = snapshot.run
         if run is None or (run is self.run and snapshot.spent == self.spent):
-            return ""  # taken away, and it may come back; or nothing new
+            return ""  # the run is missing, perhaps for a moment, or has nothing new
         if run.anew != self.anew or len(run.rounds) < self.have:
             self.anew, self.have, self.run, self.rest = run.anew, len(run.rounds), None, ""
             return event("anew", {"id": self.id})
@@ -139,19 +139,19 @@ def build_app(site: Site, host: str, port: int, token: str | None) -> ASGIApp:
         Route("/api/events", site.stream),
     ]
     site_map = Starlette(routes=routes)
-    site_map.router.redirect_slashes = False  # it would send visitors to whatever host their request named
+    site_map.router.redirect_slashes = False  # it would redirect visitors to any host that their request names
     return AuthMiddleware(site_map, host, port, token, policy(*script_hashes(site.page)))
 
 
 def configuration(app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        # Not whatever else is installed: uvicorn would take websockets, which nothing here speaks, and uvloop.
+        # Fixed, because by default uvicorn uses what is installed: websockets, which this server does not need, uvloop.
         http=TimeoutProtocol,
         ws="none",
         loop="asyncio",
         lifespan="off",
-        log_level="error",  # what visitors get wrong is not the operator's to read
+        log_level="error",  # visitors' malformed requests would fill the operator's terminal
         access_log=False,
         server_header=False,
         proxy_headers=False,
@@ -162,7 +162,7 @@ def configuration(app: ASGIApp) -> uvicorn.Config:
 
 @final
 class _Server(uvicorn.Server):
-    """Streams end when the server is told to stop; otherwise it would wait for every open page."""
+    """A server that ends its streams when it is told to stop; otherwise it would wait for every open page."""
 
     site: Site
 
@@ -172,14 +172,14 @@ class _Server(uvicorn.Server):
 
 
 def serve(root: Path, host: str, port: int, token: str | None, ready: Callable[[str], None]) -> None:
-    """Serve until interrupted. `ready` is called with the address once the port is taken."""
+    """Serve until interrupted. `ready` is called with the address once the server listens."""
     site = Site(RunIndex(root))
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         door = socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{host}:{port} cannot be served: {reason}; name another --host or --port") from None
+        raise UserError(f"{host}:{port}: cannot listen there: {reason}; name another --host or --port") from None
     with door:
         port = door.getsockname()[1]
         server = _Server(configuration(build_app(site, host, port, token)))

@@ -1,7 +1,7 @@
 """Close connections whose request is incomplete after some seconds, and the oldest idle ones where there are many.
 
-uvicorn waits for ever for the rest of a request. A few hundred connections that never finish theirs would take all
-places and shut everyone else out.
+uvicorn waits without limit for the rest of a request. A few hundred connections with incomplete requests would use up
+all connections, and the server would answer no one else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MOST_IDLE: Final = 256  # connections without a request that is being answered; 
 
 @final
 class TimeoutProtocol(H11Protocol):
-    """One connection. What is answered, however long that takes, is not cut off."""
+    """One connection. A response is never cut off, however long it takes."""
 
     _giving_up: asyncio.TimerHandle | None = None
     _since = 0.0

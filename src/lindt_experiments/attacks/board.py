@@ -1,4 +1,4 @@
-"""`lindt reproduce attacks`: what is kept of a run under attack, and the grid of all of them."""
+"""`lindt reproduce attacks`: the outcome of a run under attack, and the grid of all runs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lindt_experiments.boards import Grid, GridRequest, Wanted
 from lindt_experiments.queue.gather import Origin
 from lindt_experiments.queue.jobs import Job
 
-SECONDS: Final = {"smoke": 1.0, "cpu": 7.0}  # of a run, before any is kept
+SECONDS: Final = {"smoke": 1.0, "cpu": 7.0}  # of a run, before any result is stored
 NAME: Final = "attacks"
 TITLE: Final = "every attack against every aggregator, with and without recovery (smoke and cpu)"
 
 
 def outcome_of(cell: GridCell, job: Job, scale: str, origin: Origin) -> AttackOutcome:
-    """What the finished run left."""
+    """The outcome of the finished run."""
     store = Store.open(job.folder)
     summary = store.summary()
     return AttackOutcome(
@@ -43,7 +43,7 @@ def outcome_of(cell: GridCell, job: Job, scale: str, origin: Origin) -> AttackOu
 
 
 def estimate(request: GridRequest, left: Sequence[Wanted], wanted: int) -> str:
-    """How long it takes, by the runs that are kept."""
+    """The time that the remaining runs take, from the stored runs."""
     done = [one.seconds for one in KEPT.load(request.results, request.scale)]
     each = statistics.fmean(done) if done else SECONDS[request.scale]
     minutes = len(left) * each / request.jobs / 60

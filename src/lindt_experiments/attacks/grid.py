@@ -26,12 +26,12 @@ from lindt.environment.threats import (
 from lindt.errors import UserError
 from lindt.plan.file import resolve
 from lindt.plan.models import Mlp
-from lindt.plan.plan import METHODS, Alone, Plan, Scoring
+from lindt.plan.plan import METHODS, Plan, Scoring
 from lindt.protocols import Aggregator
 from lindt.registry import component, field_names, kinds
 
 SCALES: Final = ("smoke", "cpu")
-SHARE: Final = 0.25  # of attackers; aggregators that ask for a share are told the true one
+SHARE: Final = 0.25  # the share of attackers, which aggregators with a `share` are given
 AGGREGATORS: Final = ("mean", "norm_bound", "geometric_median", "trimmed_mean", "multi_krum", "median", "krum")
 # `on_evidence` is the recovery of digits-nfl, the default: it starts when the clients' reports warn.
 METHOD_NAMES: Final = ("fedavg", "on_evidence", "lindt")
@@ -41,22 +41,24 @@ METHOD_NAMES: Final = ("fedavg", "on_evidence", "lindt")
 @dataclass(frozen=True)
 class Attack:
     threat: Threat
-    words: str  # what a hostile client does
+    words: str  # the behaviour of an attacker, as text
 
 
 ATTACKS: Final[dict[str, Attack]] = {
-    "no_threat": Attack(NoThreat(), "nobody attacks"),
+    "no_threat": Attack(NoThreat(), "no client attacks"),
     "backdoor": Attack(
         Backdoor(SHARE),
-        "the paper's on pictures: three samples of other classes under false labels in each batch, five epochs",
+        "the paper's attack on pictures: three samples of other classes with false labels in each batch, five epochs",
     ),
-    "model_replacement": Attack(ModelReplacement(threat=Backdoor(SHARE)), "the backdoor, its update 5 times as long"),
-    "sybils": Attack(Sybils(Backdoor(SHARE)), "the backdoor, and all send the very same update of one of them"),
-    "sign_flip": Attack(SignFlip(SHARE), "reports the opposite of what it learned"),
-    "label_flip": Attack(LabelFlip(SHARE), "trains on labels turned around: c becomes 9 - c"),
-    "colluding": Attack(Colluding(SHARE), "reports a direction that all agreed on, as long as what it learned"),
-    "additive_noise": Attack(AdditiveNoise(SHARE), "adds noise three times as long as its update"),
-    "free_rider": Attack(FreeRider(SHARE), "gives back w as it came"),
+    "model_replacement": Attack(ModelReplacement(threat=Backdoor(SHARE)), "the backdoor, with 5 times its update"),
+    "sybils": Attack(Sybils(Backdoor(SHARE)), "the backdoor, and all attackers send the same update of one of them"),
+    "sign_flip": Attack(SignFlip(SHARE), "sends its update with the opposite sign"),
+    "label_flip": Attack(LabelFlip(SHARE), "trains on false labels: c becomes 9 - c"),
+    "colluding": Attack(
+        Colluding(SHARE), "sends a direction that all attackers agreed on, with the norm of its update"
+    ),
+    "additive_noise": Attack(AdditiveNoise(SHARE), "adds noise with three times the norm of its update"),
+    "free_rider": Attack(FreeRider(SHARE), "sends w back unchanged"),
     "inner_product": Attack(
         InnerProduct(SHARE), "knows the honest updates: sends -10 times their mean (Xie et al. 2020)"
     ),
@@ -95,7 +97,7 @@ def _preset(seed: int) -> Plan:
 
 @cache
 def plan_for(cell: GridCell, scale: str, seed: int) -> Plan:
-    """The federation of digits-nfl, of which more clients answer: 12 of 20 a round, 3 of them attackers."""
+    """The federation of digits-nfl with more clients in a round: 12 of 20 answer, 3 of them attackers."""
     plan = _preset(seed)
     share = {"share": SHARE} if "share" in field_names(kinds(Aggregator)[cell.aggregator]) else {}
     aggregator = component(Aggregator, cell.aggregator, **share)
@@ -107,6 +109,7 @@ def plan_for(cell: GridCell, scale: str, seed: int) -> Plan:
         method=replace(method, aggregator=aggregator),
         environment=replace(plan.environment, participation=Sampled(rate=0.6), threat=ATTACKS[cell.attack].threat),
         scoring=Scoring(every=10, last=3),
+        alone=replace(plan.alone, with_validation=cell.method == "on_evidence"),
     )
     if scale == "cpu":
         return plan
@@ -115,6 +118,6 @@ def plan_for(cell: GridCell, scale: str, seed: int) -> Plan:
         rounds=3,
         model=Mlp(64, 16),
         data=replace(plan.data, clients=8),
-        alone=Alone(epochs=2),
+        alone=replace(plan.alone, epochs=2),
         scoring=Scoring(every=3, last=1),
     )

@@ -1,5 +1,4 @@
-"""What the grid of attacks keeps in the repository: results/attacks-<scale>.jsonl, one line a run. Never imports
-torch."""
+"""The stored outcomes of the grid of attacks: results/attacks-<scale>.jsonl, one line per run. Never imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from lindt_experiments.results.kept_lines import KeptLines
 @dataclass(frozen=True)
 class AttackOutcome:
     """One run. `beta` and the success of the attackers are fractions, means over the last scored rounds;
-    `clearly_harmed` is of the last one."""
+    `clearly_harmed` is that of the last scored round."""
 
     attack: str
     aggregator: str
@@ -25,8 +24,8 @@ class AttackOutcome:
     beta: float | None
     clearly_harmed: int | None  # clients clearly worse off than alone
     counted_clients: int
-    attack_central: float | None  # how often w says what the attackers want; None where they want no label
-    attack_local: float | None  # ... and what the clients predict with
+    attack_central: float | None  # how often w predicts the attackers' label; None where they want no label
+    attack_local: float | None  # how often the models that clients predict with predict it
     recovering_from: int | None  # the first round with recovery on
     command: str
     commit: str

@@ -1,4 +1,7 @@
-"""The page of the grid of attacks: docs/attacks.md, written from the kept lines."""
+"""The page of the grid of attacks: docs/attacks.md, written from the stored lines.
+
+The page has the advice and the default recovery. The other tables are written to results/tables/.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from lindt_experiments.attacks.outcomes import AttackOutcome
 from lindt_experiments.tables.sheets import Sheet, as_markdown
 
 HEADING: Final = "Attacks, aggregators and recovery"
-WORST: Final = 20  # cells that are listed
+ADVICE: Final = "The default recovery with each aggregator"
+WORST_ATTACK: Final = "The worst attack on each aggregator"
+THE_ATTACKS: Final = "The attacks"
+WORST: Final = 20  # the number of cells that are listed
 TITLES: Final = {
     "fedavg": "FedAvg: the clients predict with w",
     "on_evidence": "Recovery on evidence, the default: guarded dual models once the clients' reports warn",
@@ -23,31 +29,44 @@ TITLES: Final = {
 }
 DEFAULT: Final = "on_evidence"
 MEANING: Final = (
-    "Which aggregator withstands which attack, and what becomes of the benign clients. Digits as in `digits-nfl`: 20 "
+    "Which aggregator withstands which attack, and how benign clients fare. Digits as in `digits-nfl`: 20 "
     "clients with three or five of the ten classes each, 5 attackers, updates clipped to S = 15, privacy noise; 12 "
-    "answer a round, 3 of them attackers, 30 rounds. Aggregators that ask for the share of attackers are told the true "
-    "one. Attackers report their gains truthfully."
+    "answer in a round, 3 of them attackers, in 30 rounds. Aggregators with a `share` of attackers are given the true "
+    "share. Attackers report their gains truthfully."
+)
+REFERENCE: Final = (
+    "All clients hold out V_i to report. Training alone uses it for `on_evidence`, whose private models that predict "
+    "use it too; for the other methods neither side does."
 )
 CELLS: Final = (
-    "A cell is the mean over seeds: beta of the benign clients in points (accuracy with what they predict with, less "
-    "that of training alone); how many of them are clearly worse off than alone (paired test), of how many; in "
-    "brackets how often what they predict with says what the attackers want, where they want a label. The worst "
-    "attack stands first."
+    "A cell is the mean over seeds: beta of the benign clients in points (accuracy of the model that they predict "
+    "with, less that of training alone); the number of them that are clearly worse off than alone (paired test), of "
+    "how many; in brackets how often their predictions are the attackers' label, where the attackers want a label. The "
+    f"worst attack comes first. {REFERENCE}"
+)
+BETA: Final = (
+    "beta: accuracy of the model that the benign clients predict with, less that of training alone, in points, mean "
+    f"over seeds. Clearly worse off: by a paired test. {REFERENCE}"
 )
 
 
 @final
 @dataclass(frozen=True)
 class CellMean:
-    """A cell over its seeds."""
+    """The mean of a cell over its seeds."""
 
     cell: GridCell
     seeds: int
     beta: float
-    spread: float  # the standard deviation over seeds; 0 of one
+    spread: float  # the standard deviation over seeds; 0 for one seed
     harmed: float
     counted: float
     success: float | None
+
+    @property
+    def sums(self) -> tuple[int, int]:
+        """The clients clearly worse off, and all that are counted, over the seeds."""
+        return round(self.harmed * self.seeds), round(self.counted * self.seeds)
 
     @property
     def words(self) -> str:
@@ -56,7 +75,7 @@ class CellMean:
 
 
 def path_of(results: Path, scale: str, complete: bool) -> Path:
-    """The docs, once every cell is played and where there are docs beside the results; else with the tables."""
+    """The path of the page: in docs/, once every cell is played and where docs/ exists; else with the tables."""
     docs = results.resolve().parent / "docs"
     if scale == "cpu" and complete and docs.is_dir():
         return docs / "attacks.md"
@@ -65,22 +84,31 @@ def path_of(results: Path, scale: str, complete: bool) -> Path:
 
 def write(kept: Sequence[AttackOutcome], scale: str, results: Path) -> Path:
     found, every = means(kept), cells(scale)
-    path = path_of(results, scale, len(found) == len(every))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path, tables = path_of(results, scale, len(found) == len(every)), results / "tables" / f"{scale}-attacks.md"
+    for folder in (path.parent, tables.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     dates = sorted({one.date for one in kept})
-    origin = (
+    made = (
         f"Written by `lindt reproduce attacks --scale {scale} --seeds 3` from `results/attacks-{scale}.jsonl`: "
-        f"{len(kept)} runs, {dates[0]} to {dates[-1]}, commit {', '.join(sorted({one.commit for one in kept}))}.",
-        MEANING if scale == "cpu" else "A few tiny federations, which only show that all works.",
-        CELLS,
-        progress(found, len(every)),
+        f"{len(kept)} runs, {dates[0]} to {dates[-1]}, commit {', '.join(sorted({one.commit for one in kept}))}."
     )
-    write_whole(path, as_markdown(sheets(found, len(every)), HEADING, origin).encode())
+    setting = MEANING if scale == "cpu" else "A few tiny federations, which only test the command."
+    origin, shown = (setting, CELLS, progress(found, len(every))), sheets(found, len(every))
+    if path == tables:
+        write_whole(path, as_markdown(shown, HEADING, (*origin, made)).encode())
+        return path
+    on_page = [sheet for sheet in shown if sheet.title in (ADVICE, WORST_ATTACK, THE_ATTACKS)]
+    more = f"{made} [More tables](../results/tables/{tables.name}): every cell, the worst first."
+    short = (setting, BETA, progress(found, len(every)), more)
+    write_whole(path, as_markdown(on_page, HEADING, short).encode())
+    others = [sheet for sheet in shown if sheet not in on_page]
+    back = ("The other tables of [attacks](../../docs/attacks.md).", CELLS, made)
+    write_whole(tables, as_markdown(others, f"{HEADING}: more tables", back).encode())
     return path
 
 
 def means(kept: Sequence[AttackOutcome]) -> list[CellMean]:
-    """The cells of which a run has a beta, the worst first."""
+    """The cells with a beta, the worst first."""
     known = sorted((one for one in kept if one.beta is not None), key=lambda one: one.cell)
     found = [_mean(GridCell(*cell), list(runs)) for cell, runs in groupby(known, key=lambda one: one.cell)]
     return sorted(found, key=lambda one: (one.beta, one.cell))
@@ -103,7 +131,7 @@ def _mean(cell: GridCell, runs: Sequence[AttackOutcome]) -> CellMean:
 def progress(found: Sequence[CellMean], every: int) -> str:
     fewest = min((one.seeds for one in found), default=0)
     if len(found) < every:
-        return f"**{len(found)} of {every} cells are played.** Which defence is best waits for the others."
+        return f"**{len(found)} of {every} cells are played.** The best defence is not known before the others are."
     return f"All {every} cells are played, each with {fewest} seed{'s' if fewest > 1 else ''} or more."
 
 
@@ -116,22 +144,27 @@ def sheets(found: Sequence[CellMean], every: int) -> list[Sheet]:
 
 
 def _advice(found: Sequence[CellMean]) -> Sheet:
-    """The aggregators with the default recovery, the one that leaves the fewest clients clearly worse off first."""
+    """The aggregators with the default recovery, first the one with the fewest clients clearly worse off."""
     rows = []
     for name in AGGREGATORS:
         mine = [one for one in found if one.cell.method == DEFAULT and one.cell.aggregator == name]
-        if not mine:  # a small grid has some of them
+        if not mine:  # a small grid has only some aggregators
             continue
         harm = max(mine, key=lambda one: (one.harmed, -one.beta))
         worst, plain = min(mine, key=lambda one: one.beta), next(o for o in mine if o.cell.attack == "no_threat")
-        rows.append((harm.harmed, -worst.beta, name, harm, worst, plain))
+        rows.append((harm.harmed, -worst.beta, name, harm, worst, plain, _shares(mine)))
     rows.sort(key=lambda row: row[:3])
-    _, _, best, harm, worst, _ = rows[0]
+    _, _, best, harm, worst, *_ = rows[0]
+    everywhere = _shares([one for one in found if one.cell.method == DEFAULT])
     remark = (
         f"**Advice: `{best}` with the default recovery.** Under its worst attack "
         f"{_count(harm.harmed)} of {harm.counted:.0f} benign clients are clearly worse off than alone (mean over "
         f"seeds), and the lowest beta is {100 * worst.beta:+.1f} points. This is for a quarter of attackers on digits; "
-        "trimmed mean, Krum and Multi-Krum are told the true share of attackers."
+        "trimmed mean, Krum and Multi-Krum are given the true share of attackers."
+    )
+    chance = (
+        f"In all cells together {everywhere} are clearly worse off; a seed has the same clients in every cell. "
+        "[By chance](recovery.md#what-a-scored-round-counts) it would be more: private models trained from other seeds."
     )
     table = tuple(
         (
@@ -139,11 +172,18 @@ def _advice(found: Sequence[CellMean]) -> Sheet:
             f"{100 * plain.beta:+.1f}",
             f"{100 * worst.beta:+.1f} (`{worst.cell.attack}`)",
             f"{_count(harm.harmed)} (`{harm.cell.attack}`)" if harm.harmed else "0",
+            shares,
         )
-        for _, _, name, harm, worst, plain in rows
+        for _, _, name, harm, worst, plain, shares in rows
     )
-    columns = ("aggregator", "beta without attack", "lowest beta", "most clients clearly worse off")
-    return Sheet("The default recovery with each aggregator", columns, table, (remark,))
+    columns = ("aggregator", "beta without attack", "lowest beta", "most clients clearly worse off", "in all attacks")
+    return Sheet(ADVICE, columns, table, (remark, chance))
+
+
+def _shares(found: Sequence[CellMean]) -> str:
+    """How many clients are clearly worse off, of how many, over cells and seeds."""
+    harmed, counted = (sum(part) for part in zip(*(one.sums for one in found), strict=True))
+    return f"{harmed} of {counted:,} ({100 * harmed / counted:.1f}%)"
 
 
 def _count(mean: float) -> str:
@@ -168,7 +208,7 @@ def _worst(found: Sequence[CellMean]) -> Sheet:
 
 
 def _worst_of_each(found: Sequence[CellMean]) -> Sheet:
-    """What an attacker that knows the aggregator does to it; the best defence has the least bad of them."""
+    """The worst attack on each aggregator; the best defence has the highest beta of these."""
     there = [name for name in AGGREGATORS if any(one.cell.aggregator == name for one in found)]
     rows = []
     for method in METHOD_NAMES:
@@ -177,8 +217,8 @@ def _worst_of_each(found: Sequence[CellMean]) -> Sheet:
             if one.cell.method == method:
                 worst[one.cell.aggregator] = f"{100 * one.beta:+.1f} (`{one.cell.attack}`)"
         rows.append((f"`{method}`", *(worst.get(name, "-") for name in there)))
-    remark = "beta under the attack that hurts most. The largest of a row is the best defence against one who knows it."
-    return Sheet("The worst attack on each aggregator", ("", *(f"`{n}`" for n in there)), tuple(rows), (remark,))
+    remark = "beta under the worst attack. The largest of a row is the best defence if attackers know the aggregator."
+    return Sheet(WORST_ATTACK, ("", *(f"`{n}`" for n in there)), tuple(rows), (remark,))
 
 
 def _grid(found: Sequence[CellMean], method: str) -> Sheet | None:
@@ -196,8 +236,8 @@ def _grid(found: Sequence[CellMean], method: str) -> Sheet | None:
 def _attacks() -> Sheet:
     rows = tuple((f"`{name}`", attack.words) for name, attack in ATTACKS.items())
     remark = (
-        "`threat.kind` of a plan, here with 25% of attackers; what follows a hyphen is epsilon or z. Attackers that "
-        "know the honest updates exist in simulations only: they are the worst case. `next_character` is the paper's "
-        "attack on text; `until` ends any of them after a round."
+        "`threat.kind` of a plan, here with 25% of attackers; the number after a hyphen is epsilon or z. Attackers "
+        "that know the honest updates exist in simulations only: they are the worst case. `next_character` is the "
+        "paper's attack on text; `until` ends any of them after a round."
     )
-    return Sheet("The attacks", ("attack", "what a hostile client does"), rows, (remark,))
+    return Sheet(THE_ATTACKS, ("attack", "what an attacker does"), rows, (remark,))

@@ -1,1 +1,1 @@
-"""The paper's findings as checks over the kept results."""
+"""The paper's findings as checks of the stored results."""

@@ -1,6 +1,6 @@
-"""What one seed shows of Delta. Each function is given the outcomes of that seed and answers yes, no or cannot say.
+"""Checks of Delta on one seed. Each function takes the outcomes of that seed and answers yes, no or not comparable.
 
-A run whose rounds, epsilon or noise differ from its control's is not compared with it.
+A run is not compared with a control whose rounds, epsilon or noise differ.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from statistics import fmean
 from lindt_experiments.claims.judging import Seen
 from lindt_experiments.results.outcomes import Outcome
 
-MOST = 0.9  # of the rounds looked at: Delta is a noisy number
-VISIBLE = 0.2  # a change of Delta under a fifth is none that one sees
-LIFTED = 0.7  # of the rounds: when the attacks end
+MOST = 0.9  # the share of rounds that counts as all of them, as Delta is noisy
+VISIBLE = 0.2  # a change of Delta below a fifth is not visible in a figure
+LIFTED = 0.7  # the share of the rounds after which the attacks end
 TWO_WORLDS = {"cifar": ("nfl-long", "normal-long"), "shake": ("nfl", "normal")}  # whose Delta is compared
 
 
 def deltas(outcome: Outcome, after: float = 0.0, until: float = 1.0) -> dict[int, float]:
-    """Round to Delta, from one share of the rounds to another; rounds without a valid update have none."""
+    """Delta by round, from one share of the rounds to another, without rounds that have no valid update."""
     first, last = round(after * outcome.rounds) + 1, round(until * outcome.rounds)
     found = {r: delta for r, delta in enumerate(outcome.delta, 1) if first <= r <= last}
     return {r: delta for r, delta in found.items() if delta is not None}
@@ -29,13 +29,13 @@ def above(outcome: Outcome, rounds: dict[int, float]) -> float:
 
 
 def noise_norm(outcome: Outcome) -> float:
-    """Delta is w_div less the noise's norm, so both tell the noise."""
+    """The norm of the noise: w_div less Delta."""
     pairs = zip(outcome.w_div, outcome.delta, strict=True)
     return fmean(w_div - delta for w_div, delta in pairs if w_div is not None and delta is not None)
 
 
 def unlike(one: Outcome, other: Outcome) -> str:
-    """Why two runs cannot be compared by Delta; empty where they can."""
+    """The reason why two runs cannot be compared by Delta; empty where they can."""
     for name in ("rounds", "epsilon", "patience"):
         a, b = getattr(one, name), getattr(other, name)
         if a != b:
@@ -47,7 +47,7 @@ def unlike(one: Outcome, other: Outcome) -> str:
 
 
 def alarm(outcome: Outcome) -> int | None:
-    """The round in which `count > r'` (Alg. 2, s10), told from Delta itself: FedAvg has no detector of its own."""
+    """The round in which `count > r'` (Alg. 2, s10), computed from Delta, since FedAvg's runs have no detector."""
     count = 0
     for r, delta in deltas(outcome).items():
         count += delta > outcome.epsilon

@@ -1,7 +1,7 @@
-"""What the paper says of its figures: Delta, detection, recovery and its end. One claim, one declaration.
+"""The paper's claims about its figures: Delta, detection, recovery and its end. Each claim is one declaration.
 
-Delta is no absolute, so every check of it compares runs at the same rounds with the same epsilon and noise, and
-detection is believed only beside a healthy control that stays silent.
+Delta has no absolute scale, so every check compares runs at the same rounds with the same epsilon and noise. A
+detection counts only together with a healthy control run without an alarm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lindt_experiments.claims.series import NAMES, Around, Roughness, Score, Set
 from lindt_experiments.tables.titles import TASK_TITLES
 
 FIGURES = {"cifar": ("Fig. 3a", "figure3"), "shake": ("Fig. 6", "figure6")}
-A_TENTH = 10.0  # percent of the rounds: one seed may call no smaller difference in when a curve settles
+A_TENTH = 10.0  # percent of the rounds: the smallest difference between settling times that one seed can decide
 
 
 def claims() -> Iterator[Claim]:

@@ -1,9 +1,9 @@
-"""How a claim is judged: paired differences over seeds, their 95% interval, and what too little evidence is.
+"""The judgement of a claim: paired differences over seeds, their 95% interval, and the least evidence.
 
-Seeds are never chosen and runs of different scales never mixed. A gap is a paired difference in the direction
-that the paper claims. It holds if its interval lies above zero, fails if below, and is undecided in between.
-A gap under 2 points needs 3 seeds; with one seed a larger one can be called. (With two seeds the interval is
-wide: t has one degree of freedom. That is the price of claiming an interval at all.)
+Seeds are never chosen, and runs of different scales are never mixed. A gap is a paired difference in the direction that
+the paper claims. It holds if its interval lies above zero, fails if below, and is undecided otherwise. A gap under 2
+points needs 3 seeds; a larger gap can be decided with one seed. (With two seeds the interval is wide, since t has one
+degree of freedom.)
 Never imports torch.
 """
 
@@ -22,6 +22,7 @@ VERDICTS: tuple[Verdict, ...] = ("holds", "fails", "undecided", "not run")
 Cell = tuple[str, str, str]  # task, world, method
 SMALL = 2.0  # points: a smaller gap needs ENOUGH seeds
 ENOUGH = 3
+MOST_SEEDS = 30  # beyond which the number of seeds that would decide is not given
 
 
 @final
@@ -33,7 +34,7 @@ class Results:
     scale: str
 
     def of(self, cell: Cell) -> dict[int, Outcome]:
-        """By seed. Shakespeare without attackers is its normal FL: one run, kept under one of two names."""
+        """The outcomes by seed. Shakespeare without attackers is its normal FL: one run under one of two names."""
         task, world, method = cell
         names = ("attack-0", "normal") if (task, world) in (("shake", "attack-0"), ("shake", "normal")) else (world,)
         found = [find(self.outcomes, task=task, world=name, method=method, scale=self.scale) for name in names]
@@ -43,7 +44,7 @@ class Results:
 @final
 @dataclass(frozen=True)
 class Interval:
-    """The mean of paired differences and its 95% t interval; a single one has none."""
+    """The mean of paired differences and its 95% t interval; a single difference has no interval."""
 
     mean: float
     low: float
@@ -66,7 +67,7 @@ def interval(differences: Sequence[float]) -> Interval:
 
 
 def judge(differences: Sequence[float], small: float = SMALL, at_least: bool = False) -> Verdict:
-    """A claimed gap above zero; with `at_least` zero itself will do."""
+    """Judge a claimed gap above zero; with `at_least`, zero is enough."""
     if not differences:
         return "not run"
     seen = interval(differences)
@@ -78,37 +79,68 @@ def judge(differences: Sequence[float], small: float = SMALL, at_least: bool = F
     return "fails" if high < 0 or (high <= 0 and not at_least) else "undecided"
 
 
+def seeds_to_decide(differences: Sequence[float], spread: float | None, small: float = SMALL) -> int | None:
+    """The number of seeds that would decide a gap if its mean and its standard deviation stay as they are.
+
+    With fewer than ENOUGH differences `spread` is used, the usual deviation of such gaps; None where it is not known.
+    A number above MOST_SEEDS stands for all larger ones.
+    """
+    from scipy.stats import t  # slow to import
+
+    mean, n = abs(fmean(differences)), len(differences)
+    deviation = stdev(differences) if n >= ENOUGH else spread
+    if deviation is None:
+        return None
+    counts = range(max(n, ENOUGH if mean < small else 2), MOST_SEEDS + 1)
+    return next((k for k in counts if float(t.ppf(0.975, k - 1)) * deviation / math.sqrt(k) < mean), MOST_SEEDS + 1)
+
+
+@final
+@dataclass(frozen=True)
+class OpenGap:
+    """An undecided gap: its differences by seed."""
+
+    differences: tuple[float, ...]
+    small: float = SMALL
+    unit: str = ""
+
+
 @final
 @dataclass(frozen=True)
 class Answer:
     verdict: Verdict
     numbers: str
     seeds: frozenset[int] = frozenset()
+    open: tuple[OpenGap, ...] = ()  # the undecided gaps of an undecided answer
+    spread: tuple[float, ...] = ()  # the standard deviations of its gaps of ENOUGH seeds, in points
+    cells: tuple[Cell, ...] = ()  # the cells of its undecided parts
 
 
 class Series(Protocol):
-    """A number a seed, in points unless it says otherwise."""
+    """One number per seed, in points unless `unit` says otherwise."""
 
     @property
     def name(self) -> str: ...
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """What must have been run."""
+        """The cells that must have been run."""
         ...
 
     def __call__(self, results: Results) -> dict[int, float]: ...
 
 
 class Part(Protocol):
-    """What a claim consists of."""
+    """A part of a claim."""
 
+    @property
+    def cells(self) -> tuple[Cell, ...]: ...
     def answer(self, results: Results) -> Answer: ...
 
 
 @final
 @dataclass(frozen=True)
 class Gap:
-    """`of` is above `over`, or above zero where there is no `over`; `below` turns it round."""
+    """`of` is above `over`, or above zero without `over`; `below` reverses it."""
 
     of: Series
     over: Series | None = None
@@ -117,8 +149,12 @@ class Gap:
     small: float = SMALL
     unit: str = ""
 
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return (*self.of.cells, *(self.over.cells if self.over else ()))
+
     def answer(self, results: Results) -> Answer:
-        missing = missing_cells(results, [*self.of.cells, *(self.over.cells if self.over else ())])
+        missing = missing_cells(results, self.cells)
         if missing:
             return Answer("not run", f"not run: {missing}")
         ours, theirs = self.of(results), self.over(results) if self.over else {}
@@ -133,13 +169,16 @@ class Gap:
             text = f"{self.of.name} {level:.1f}, {self.over.name} {other:.1f}: {interval(gaps)} {self.unit}"
         else:
             text = f"{self.of.name} {interval(gaps)} {self.unit}"
-        return Answer(judge(claimed, self.small, self.at_least), text.rstrip(), frozenset(seeds))
+        verdict = judge(claimed, self.small, self.at_least)
+        undecided = (OpenGap(tuple(claimed), self.small, self.unit),) if verdict == "undecided" else ()
+        spread = (stdev(gaps),) if len(gaps) >= ENOUGH and not self.unit else ()
+        return Answer(verdict, text.rstrip(), frozenset(seeds), undecided, spread)
 
 
 @final
 @dataclass(frozen=True)
 class Seen:
-    """What one seed shows: yes, no, or (None) that it cannot be compared."""
+    """The result of one seed: yes, no, or None where runs cannot be compared."""
 
     holds: bool | None
     text: str
@@ -148,7 +187,7 @@ class Seen:
 @final
 @dataclass(frozen=True)
 class Every:
-    """A yes or no that all seeds must agree on; `of` is given the outcomes of one seed, in the order of `cells`."""
+    """A yes or no that must be the same for all seeds; `of` takes the outcomes of one seed, in the order of `cells`."""
 
     cells: tuple[Cell, ...]
     of: Callable[..., Seen]
@@ -176,7 +215,7 @@ def missing_cells(results: Results, cells: Iterable[Cell]) -> str:
 @final
 @dataclass(frozen=True)
 class Claim:
-    """A finding of the paper, in our words, and what would have to be true of our runs."""
+    """A finding of the paper, in our words, and the conditions that our runs must meet."""
 
     id: str
     where: str  # in the paper
@@ -185,11 +224,19 @@ class Claim:
     made_by: str  # `lindt reproduce ...`
 
     def answer(self, results: Results) -> Answer:
-        """One failing part refutes a claim; it holds only if all of it was run and holds."""
+        """A claim fails if one part fails; it holds only if all parts were run and hold."""
         answers = {name: part.answer(results) for name, part in self.parts.items()}
         verdicts = [answer.verdict for answer in answers.values()]
         worst: tuple[Verdict, ...] = ("fails", "not run", "undecided", "holds")
         verdict = next(v for v in worst if v in verdicts)
         several = len(answers) > 1
         texts = [f"{name}: {one.numbers} ({one.verdict})" if several else one.numbers for name, one in answers.items()]
-        return Answer(verdict, "\n".join(texts), frozenset().union(*(one.seeds for one in answers.values())))
+        undecided = [name for name, one in answers.items() if one.verdict == "undecided"]
+        return Answer(
+            verdict,
+            "\n".join(texts),
+            frozenset().union(*(one.seeds for one in answers.values())),
+            tuple(gap for name in undecided for gap in answers[name].open),
+            tuple(value for one in answers.values() for value in one.spread),
+            tuple(dict.fromkeys(cell for name in undecided for cell in self.parts[name].cells)),
+        )

@@ -1,4 +1,4 @@
-"""Numbers a seed that claims compare. Accuracies are in percent, gains in points. Never imports torch."""
+"""Series of one number per seed, which claims compare. Accuracies are in percent, gains in points. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = METHOD_TITLES | {
     "runtime-quiet": "until quiet",
 }
 Metric = Literal["central", "local", "beta"]
-SETTLED = 2.0  # points around the end
+SETTLED = 2.0  # points around the mean of the end
 
 
 def _by_seed(results: Results, cell: Cell, of: Callable[[Outcome], float | None]) -> dict[int, float]:
@@ -29,13 +29,13 @@ def _by_seed(results: Results, cell: Cell, of: Callable[[Outcome], float | None]
 @final
 @dataclass(frozen=True)
 class Score:
-    """The mean over the last scored rounds, as the paper's tables have it."""
+    """The mean over the last scored rounds, as in the paper's tables."""
 
     task: str
     world: str
     method: str
     metric: Metric = "local"
-    title: str = ""  # where the method's own would not tell two series apart
+    title: str = ""  # needed where two series have the same method
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class Range:
 @final
 @dataclass(frozen=True)
 class Allowed:
-    """A fixed bound, for every seed of the series it bounds."""
+    """A fixed bound, the same for every seed of a series."""
 
     value: float
     bounded: Series
@@ -114,9 +114,9 @@ class Allowed:
 @final
 @dataclass(frozen=True)
 class Roughness:
-    """How far local accuracy moves from one scored round to the next, on average, in the second half of the run.
+    """The mean change of local accuracy from one scored round to the next, in the second half of the run.
 
-    Rounds are those that every method is scored in: a suspicion scores one more, which the others lack.
+    Only rounds in which every method is scored count: a detection adds a scored round that other methods do not have.
     """
 
     cell: Cell
@@ -146,8 +146,8 @@ class Roughness:
 @final
 @dataclass(frozen=True)
 class Settled:
-    """When local accuracy has come to rest, in percent of the rounds: the first scored round after which none is
-    farther than 2 points from the end's mean."""
+    """When local accuracy has settled, in percent of the rounds: the first scored round after which it always is
+    within 2 points of the mean of the end."""
 
     cell: Cell
 
@@ -180,7 +180,7 @@ class Around:
     cell: Cell
     curve: Literal["local", "beta"]
     event: Literal["detected", "stopped"]
-    of: Cell | None = None  # whose event, where it is another run's
+    of: Cell | None = None  # the run of the event, where it is another run
 
     @property
     def name(self) -> str:
@@ -207,6 +207,6 @@ def first_event(outcome: Outcome, event: Literal["detected", "stopped"]) -> int 
 
 
 def curve_of(outcome: Outcome, which: Literal["local", "beta"] = "local") -> Mapping[int, float]:
-    """Scored round to percent or points."""
+    """Percent or points by scored round."""
     values = outcome.local_curve if which == "local" else outcome.beta_curve
     return {r: 100 * value for r, value in zip(outcome.scored, values, strict=True) if value is not None}

@@ -1,4 +1,4 @@
-"""What the paper says of its tables: who ends in NFL, who leads, what each effect does. One claim, one declaration."""
+"""The paper's claims about its tables: methods in NFL, the best method, each effect. Each claim is one declaration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lindt_experiments.tables.titles import STARRED, TASK_TITLES, WORLD_TITLES
 SUFFER, MEND = ("fedavg", "fedprox", "trimmed-mean"), ("fb", "apfl", "lindt")
 METRICS: tuple[Metric, ...] = ("central", "local")
 EARLIER = ("fedprox", "trimmed-mean", "fb", "apfl")
-# The tables of Sec. 5.2 and of the appendix, and what each varies.
+# The tables of Sec. 5.2 and of the appendix, by the setting that each varies.
 SWEEPS = {
     "cifar": {"allocation": 4, "active ratio": 5, "share of attackers": 6, "sigma": 7},
     "shake": {"allocation": 10, "active ratio": 11, "share of attackers": 12, "sigma": 13},
@@ -21,7 +21,7 @@ SWEEPS = {
 
 
 def worlds_of(table: int) -> tuple[str, ...]:
-    """In the paper's order."""
+    """The environments of a table, in the paper's order."""
     return tuple(world for number, _, world in TABLES if number == table)
 
 
@@ -120,7 +120,9 @@ def _stable(task: str) -> Claim:
 def _falling() -> Iterator[Claim]:
     """CIFAR only: on SHAKE the paper finds these changes neither large nor monotonic."""
     for what, table in (("skew", 4), ("attackers", 6), ("sigma", 7)):
-        worlds = [world for world in worlds_of(table) if table != 4 or world != "nfl"]  # Mixed is no step of the skew
+        worlds = [
+            world for world in worlds_of(table) if table != 4 or world != "nfl"
+        ]  # Mixed is not a step of the skew
         titles = {world: _title(table, world) for world in worlds}
         where, command = f"Table {table}; 'reduction'", f"table{table}"
 

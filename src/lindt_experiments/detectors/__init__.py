@@ -1,1 +1,1 @@
-"""How well detectors tell negative federations from healthy ones."""
+"""The scoreboard of detectors: how well they separate negative federations from healthy ones."""

@@ -1,8 +1,8 @@
-"""The federations of the scoreboard: base configurations, each with the part that it belongs to.
+"""The federations of the scoreboard: base configurations, each in one part: design, judged or stress.
 
-A base configuration is everything but the seed. Detectors are designed on one part of them and judged on the other.
-The part follows from a hash of the configuration's name, so that no choice of ours is in it. CIFAR and Shakespeare
-are judged only: nothing was designed on them. The stress part leaves the ranges of the others.
+A base configuration is all of a plan but the seed. Detectors are designed on the design part and judged on the judged
+part. A hash of the configuration's name decides the part, so that we cannot choose it. CIFAR and Shakespeare are in the
+judged part only. The stress part has settings outside the ranges of the others.
 """
 
 from __future__ import annotations
@@ -41,26 +41,28 @@ Part = Literal["design", "judged", "stress"]
 SCALES: Final = ("smoke", "cpu")
 ROUNDS: Final = 60
 RATES: Final = (0.02, 0.05, 0.1, 0.2, 0.3)
-SHARES: Final = (0.1, 0.1, 0.25, 0.4)  # of attackers; few of them twice as often
+SHARES: Final = (0.1, 0.1, 0.25, 0.4)  # shares of attackers; the smallest is drawn twice as often
 ACTIVE: Final = (0.2, 0.5, 1.0)  # K / N
 SIGMAS: Final = (0.003, 0.01, 0.03)
 ATTACKS: Final = ("backdoor", "replace", "sign", "noise", "free", "collude", "flip")
-# The environments of one allocation. Attackers meet every allocation, in one of three shares.
+# The environments of one allocation. Each allocation has attackers, with one of three shares.
 ENVIRONMENTS: Final = (*(["plain"] * 8), *(["private"] * 3), *ATTACKS)
-DESIGNED: Final = 0.25  # of the base configurations
+DESIGNED: Final = 0.25  # the share of the base configurations in the design part
 ALONE: Final = Alone(epochs=30, patience=6)
-SCORING: Final = Scoring(every=4, last=10)  # the true beta is known at every fourth round; the label is the last ten's
+SCORING: Final = Scoring(
+    every=4, last=10
+)  # the true beta is known in every fourth round; the label is that of the last ten
 
 
 @final
 @dataclass(frozen=True)
 class FastTask:
-    """A task of which hundreds of federations can be played: its data, a small model, five allocations."""
+    """A task with fast runs, for hundreds of federations: its data, a small model, five allocations."""
 
     model: Model
     other_model: Model  # of the stress part
     classes: int
-    allocations: Mapping[str, tuple[str, Partition]]  # the source and who gets which row
+    allocations: Mapping[str, tuple[str, Partition]]  # the source and the allocation
     clients: tuple[int, ...] = (10, 20, 30)
     relabel: tuple[tuple[int, int], ...] = ((4, 7), (5, 6))
     batch: int = 10
@@ -108,7 +110,8 @@ TASKS: Final[dict[str, FastTask]] = {
         relabel=((2, 3), (4, 5)),
     ),
 }
-# CIFAR's and Shakespeare's worlds at `cpu` with the seeds of each. Worlds of one allocation share private models.
+# The environments of CIFAR and Shakespeare at `cpu`, with the number of seeds of each. Environments of one allocation
+# share private models.
 SLOW: Final[dict[str, dict[str, int]]] = {
     "cifar": {
         "normal": 3,
@@ -134,7 +137,7 @@ class Configuration:
     task: str
     part: Part
     base: Plan = field(repr=False)
-    by_name: bool = True  # its seeds come from its name; else they are 0, 1, ... as in the paper's tables
+    by_name: bool = True  # whether seeds are derived from its name; else they are 0, 1, ... as in the paper's tables
 
     def plan(self, index: int) -> Plan:
         seed = seed_for(index, "detectors", self.name) % 2**31 if self.by_name else index
@@ -142,19 +145,23 @@ class Configuration:
 
 
 def part_of(name: str) -> Part:
-    """By a hash of the name of the base configuration."""
+    """The part of a base configuration, by a hash of its name."""
     place = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") / 2**32
     return "design" if place < DESIGNED else "judged"
 
 
 def recording(plan: Plan) -> Plan:
-    """FedAvg of which clients report their gains; nothing follows from the reports."""
-    return replace(plan, method=METHODS["fedavg"], detection=component(Detection, "gain"))
+    """The plan with FedAvg and gain reports, which have no effect on the run.
+
+    w trains without V_i here, and its gain on test data is over a P_i without V_i: the same data on both sides.
+    """
+    alone = replace(plan.alone, with_validation=False)
+    return replace(plan, method=METHODS["fedavg"], detection=component(Detection, "gain"), alone=alone)
 
 
 @cache
 def configurations(scale: str) -> tuple[Configuration, ...]:
-    """All of a scale, each under a name of its own."""
+    """The configurations of a scale, each with its own name."""
     if scale not in SCALES:
         raise UserError(f"--scale {scale}: the scoreboard of detectors has {' and '.join(SCALES)}")
     found = _smoke() if scale == "smoke" else (*_fast(), *_stress(), *_slow())
@@ -163,7 +170,7 @@ def configurations(scale: str) -> tuple[Configuration, ...]:
 
 
 def seeds_of(configuration: Configuration, seeds: int) -> int:
-    """How many runs it has; CIFAR and Shakespeare have their own number, times the seeds asked for."""
+    """The number of runs of a configuration; CIFAR and Shakespeare have their own number, times `seeds`."""
     _, _, world = configuration.name.partition("-")
     return seeds * SLOW.get(configuration.task, {}).get(world, 1)
 
@@ -172,7 +179,7 @@ def named(scale: str, name: str) -> Configuration:
     for one in configurations(scale):
         if one.name == name:
             return one
-    raise UserError(f"configuration {name!r}: not one of the scale {scale}")
+    raise UserError(f"configuration {name!r}: the scale {scale} has no such configuration")
 
 
 def _fast() -> tuple[Configuration, ...]:
@@ -193,7 +200,7 @@ def _fast() -> tuple[Configuration, ...]:
 
 
 def _stress() -> tuple[Configuration, ...]:
-    """Another rate, another noise, another model: none of them is in the other parts."""
+    """The stress part: another rate, another noise, or another model, which the other parts do not have."""
     found = []
     for task, about in TASKS.items():
         for allocation in list(about.allocations)[:4]:
@@ -231,13 +238,15 @@ SMOKE: Final[tuple[tuple[Part, str, str, str], ...]] = (
 
 
 def _smoke() -> tuple[Configuration, ...]:
-    """A handful of tiny ones, of both kinds."""
+    """A few tiny configurations, negative and healthy."""
     axes = {"rate": 0.3, "E": 1, "clients": 6, "active": 0.5, "share": 0.25, "sigma": 0.01}
     found = []
     for part, task, allocation, environment in SMOKE:
         name = f"smoke-{_name(task, allocation, environment, axes)}"
         plan = _plan(name, task, allocation, environment, axes)
-        plan = replace(plan, rounds=16, alone=Alone(epochs=4, patience=2), scoring=Scoring(every=3, last=2))
+        plan = replace(
+            plan, rounds=16, alone=replace(plan.alone, epochs=4, patience=2), scoring=Scoring(every=3, last=2)
+        )
         found.append(Configuration(name, task, part, plan))
     return tuple(found)
 

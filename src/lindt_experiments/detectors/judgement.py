@@ -1,4 +1,4 @@
-"""How good each detector is over the kept runs: the figures of the page."""
+"""The judgement of each detector over the stored runs: the numbers of the page."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ class Judgement:
 
     detector: str
     areas: tuple[float | None, ...]  # at MOMENTS
-    detected: Share  # of negative runs, those with an alarm
-    false: Share  # of healthy runs, those with an alarm
-    ends_hurting: Share  # of negative runs, those of which the last word is "hurts"
-    ends_false: Share  # of healthy runs
+    detected: Share  # the share of negative runs with an alarm
+    false: Share  # the share of healthy runs with an alarm
+    ends_hurting: Share  # the share of negative runs that end with "hurts"
+    ends_false: Share  # the share of healthy runs that end with "hurts"
     delay: float | None  # the median round of the alarm, as a share of the rounds, in negative runs that are detected
-    true_then: Share  # of all alarms, those in a round of negative beta
+    true_then: Share  # the share of all alarms that were raised in a round with negative beta
 
 
 def reader_error(outcomes: Outcomes) -> tuple[float, float] | None:
-    """The mean and the root mean square of what the last reports say of the gain, less the true beta."""
+    """The mean and the root mean square of the error of the last reports: their mean gain less the true beta."""
     last = [(one.evidence("reader")[-1], one.beta) for one in outcomes if "reader" in one.readings]
     errors = [-found - beta for found, beta in last if found is not None]
     return (fmean(errors), math.sqrt(fmean(error**2 for error in errors))) if errors else None
 
 
 def judge(outcomes: Outcomes, detector: str) -> Judgement:
-    """Over the runs that have a reading of it."""
+    """The judgement of a detector, over the runs that have its reading."""
     runs = [one for one in outcomes if detector in one.readings]
     negative, healthy = [o for o in runs if o.negative], [o for o in runs if not o.negative]
     alarms = [(one, round) for one in runs if (round := one.alarm(detector)) is not None]
@@ -97,10 +97,10 @@ def part(outcomes: Outcomes, name: str) -> list[DetectorOutcome]:
 
 
 def with_server_statistics(outcomes: Outcomes) -> tuple[list[DetectorOutcome], dict[str, float]]:
-    """With readings of what a server measures by itself, Delta and the cosine; the threshold of each.
+    """The outcomes with readings of the server's own statistics, Delta and the cosine; and the threshold of each.
 
-    Thresholds are chosen on the design part. There is a reading of the cosine for runs that have its curve, and for
-    none while the design part lacks negative or healthy runs that do.
+    Thresholds are chosen on the design part. Runs with a curve of the cosine get a reading of it, but only if the
+    design part has negative and healthy runs with the curve.
     """
     design = part(outcomes, "design")
     thresholds = {"delta-best": best_epsilon(design)}
@@ -119,19 +119,19 @@ def with_server_statistics(outcomes: Outcomes) -> tuple[list[DetectorOutcome], d
 
 
 def cosines_of(outcome: DetectorOutcome) -> Sequence[float | None]:
-    """The curve; empty where no round has a value: in old lines, and where one client a round makes no pair."""
+    """The curve; empty where no round has a value: in old lines, and with one client per round, which has no pair."""
     curve = outcome.cosine or ()
     return curve if any(value is not None for value in curve) else ()
 
 
 def best_cosine(design: Outcomes, rule: CosineRule) -> float:
-    """As `best_epsilon`, over the runs that have the curve; the lowest of equals."""
+    """As `best_epsilon`, over the runs that have the curve; the lowest among equally good thresholds."""
     curves = [(one.negative, cosines) for one in design if (cosines := cosines_of(one))]
     return max(COSINES, key=lambda at: _youden([(negative, rule(cosines, at)) for negative, cosines in curves]))
 
 
 def best_epsilon(design: Outcomes) -> float:
-    """The epsilon with the most detections less false alarms, both as shares; the smallest of equals."""
+    """The epsilon with the most detections less false alarms, both as shares; the smallest among equally good ones."""
     return max(EPSILONS, key=lambda at: _youden([(one.negative, delta_reading(one.delta, at)) for one in design]))
 
 
@@ -145,16 +145,16 @@ def _youden(said: Sequence[tuple[bool, Reading]]) -> float:
 @final
 @dataclass(frozen=True)
 class Goal:
-    """What the gain test should reach, and what was measured on the judged part."""
+    """A goal of the gain test, and the number that was measured on the judged part."""
 
     words: str
     wanted: str
     measured: str
-    reached: bool | None  # None: nothing to measure it on
+    reached: bool | None  # None: there are no runs to measure it on
 
 
 def goals(outcomes: Outcomes) -> list[Goal]:
-    """Of the default on the judged part."""
+    """The goals of the default detector on the judged part."""
     judged = part(outcomes, "judged")
     far = judge(within(judged, 0.05), "gain")
     everything, early = judge(judged, "gain"), judge(judged, "warning")

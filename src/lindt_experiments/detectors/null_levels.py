@@ -17,7 +17,7 @@ from lindt_experiments.detectors import nulls
 from lindt_experiments.detectors.statistics import Share
 from lindt_experiments.tables.sheets import Sheet
 
-# The rounds of the cases of a scale, and how many runs of each case are simulated.
+# The rounds of the cases of a scale, and the number of simulated runs of each case.
 LENGTHS: Final[dict[str, dict[int, int]]] = {"smoke": {12: 5}, "cpu": {60: 600, 500: 100}}
 
 
@@ -26,7 +26,7 @@ def path_of(results: Path, scale: str) -> Path:
 
 
 def measure(results: Path, scale: str, again: bool = False) -> Path:
-    """Simulate what is not kept yet."""
+    """Simulate the cases that are not stored yet."""
     path = path_of(results, scale)
     if path.exists() and not again:
         return path

@@ -2,12 +2,13 @@
 
 N clients have n validation samples each, the same in all rounds; K of them, drawn at random, report in a round. Each
 sample has a d of -1, 0 or 1, drawn from its client's distribution. The clients' true gains spread around the
-federation's. In a drifting federation each d is drawn anew in a round with probability `drift`, as when w changes its
-mind about a sample: the true gain is the same in all rounds.
+federation's. In a drifting federation each d is drawn again in a round with probability `drift`, as when the prediction
+of w for a sample changes: the true gain is the same in all rounds.
 
 Designs of the test of gains that were compared before one was chosen, at alpha = 0.05, with N = 20, K = 4 and a drift
-of 0.02, unless the row says otherwise. Shares of runs with a "hurts", from a vectorised copy of the test that is not
-kept (1,500 runs; 300 of 500 rounds). On the six nulls of 60 rounds, `rates` agreed with it within its intervals.
+of 0.02, unless the row says otherwise. The numbers are shares of runs with a "hurts", from a vectorised copy of the
+test that is not in the repository (1,500 runs; 300 for 500 rounds). On the six nulls of 60 rounds, `rates` agreed with
+it within its intervals.
 
 | | e-process of round means, alone | and paired | bets on reports | bets on changes | paired, one look |
 |---|--:|--:|--:|--:|--:|
@@ -22,12 +23,12 @@ kept (1,500 runs; 300 of 500 rounds). On the six nulls of 60 rounds, `rates` agr
 | gain -5, n 30, clients' gains spread by 0.25 | .099 | .097 | .464 | .623 | .648 |
 | gain -10, likewise | .746 | .746 | .981 | .997 | .995 |
 
-The last column is the limit: one look at the end at the whole alpha, and no answer before it. Bets on changes (`Gain`)
-come within three points of it. With few samples the paired test limits the power, not the e-process. The mean of a
-client's last visits in place of the last one did not help (600 runs, bets on reports, -5: .287 against .283, and .182
-against .277 at a drift of 0.2): reports do not tell how visits covary, so the error of a mean is not known to be
-smaller. To spend a tenth at each look and nine tenths at the end costs a point of power at -5, and finds -10 a look
-earlier where K = N.
+The last column is the limit: one look at the end with the whole alpha, and no answer before it. Bets on changes
+(`Gain`) are within three points of it. With few samples the paired test limits the power, not the e-process. The mean
+of a client's last reports in place of the last report did not help (600 runs, bets on reports, -5: .287 against .283,
+and .182 against .277 at a drift of 0.2): the covariance of a client's reports is not known, so a mean cannot be assumed
+to have a smaller error. Spending a tenth at each look and nine tenths at the end costs a point of power at -5, and
+finds -10 one look earlier where K = N.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ import numpy as np
 from lindt.protocols import Detection, DetectionState, Evidence, GainReport, Paired
 from lindt.seeds import seed_for
 
-LEVEL: Final = 0.95  # of an interval
+LEVEL: Final = 0.95  # the confidence level of an interval
 
 
 @final
@@ -50,11 +51,11 @@ class Null:
     """A federation to simulate, many times."""
 
     clients: int = 20  # N
-    reporting: int = 4  # K of a round
-    samples: int = 8  # n, of each client
+    reporting: int = 4  # K, the clients that report in a round
+    samples: int = 8  # n, the validation samples of each client
     rounds: int = 60
     drift: float = 0.0
-    gain: float = 0.0  # the true one; below 0 it is no null, and the rates of "hurts" are the test's power
+    gain: float = 0.0  # the true gain; below 0 it is not a null, and the rates of "hurts" are the test's power
     spread: float = 0.1  # the standard deviation of the clients' true gains
     discordant: float = 0.3  # the share of samples on which exactly one of the two predictors is right
 
@@ -72,7 +73,7 @@ class Rate:
 @final
 @dataclass(frozen=True)
 class Row:
-    """What the test said in all runs of a case."""
+    """The answers of the test in all runs of a case."""
 
     case: Null
     runs: int
@@ -80,12 +81,12 @@ class Row:
     hurts_at_end: Rate
     helps_ever: Rate
     warned: Rate
-    delay: float | None  # the median round of the first "hurts", of the runs that have one
+    delay: float | None  # the median round of the first "hurts", over the runs with a "hurts"
     warning_delay: float | None
 
 
 def rates(detection: Detection, cases: Sequence[Null], runs: int, seed: int = 0) -> list[Row]:
-    """The shares of `runs` simulated federations of each case that `detection` calls negative, positive or suspect."""
+    """For each case, the shares of `runs` simulated federations with "hurts", "helps" or an early warning."""
     return [_row(detection, case, runs, seed) for case in cases]
 
 
@@ -100,7 +101,7 @@ def nulls(rounds: Sequence[int] = (60, 500)) -> list[Null]:
 
 
 def alternatives(rounds: int = 60) -> list[Null]:
-    """A true gain below 0, of which the rates of "hurts" are the test's power: few samples a client, and more."""
+    """Cases with a true gain below 0, to measure the test's power: with few samples per client, and with more."""
     gains = (-0.02, -0.05, -0.1)
     few = [Null(rounds=rounds, drift=0.02, gain=gain) for gain in gains]
     return few + [Null(rounds=rounds, drift=0.02, gain=gain, samples=30) for gain in gains]
@@ -112,7 +113,7 @@ def simulate(case: Null, seed: int) -> Iterator[dict[int, GainReport]]:
     spread_N = generator.normal(0.0, case.spread, case.clients)
     limit = case.discordant - abs(case.gain)
     gains_N1 = (case.gain + np.clip(spread_N - spread_N.mean(), -limit, limit))[:, None]
-    gains_N1 += case.gain - gains_N1.mean()  # clipping moved the mean
+    gains_N1 += case.gain - gains_N1.mean()  # clipping changed the mean
     gains_N1 = np.clip(gains_N1, -case.discordant, case.discordant)
     shape = (case.clients, case.samples)
 

@@ -1,4 +1,4 @@
-"""What the scoreboard keeps in the repository: results/detectors-<scale>.jsonl, one line a run. Never imports torch."""
+"""The stored outcomes of the scoreboard: results/detectors-<scale>.jsonl, one line per run. Never imports torch."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Said = dict[str, Any]  # alarm, state and evidence: `replays.Reading`
 @final
 @dataclass(frozen=True)
 class DetectorOutcome:
-    """One run: the truth about it, and what each detector said. Gains are fractions."""
+    """One run: its true label, and the reading of each detector. Gains are fractions."""
 
     configuration: str
     part: str  # "design", "judged" or "stress"
     task: str
     scale: str
-    index: int  # 0, 1, ...: which run of the configuration; its seed follows from both
+    index: int  # 0, 1, ...: the number of the run in its configuration; both decide its seed
     plan: str  # content key
     rounds: int
     clients: int
@@ -61,7 +61,7 @@ class DetectorOutcome:
         return found
 
     def beta_at(self, round: int) -> float:
-        """The true beta at the scored round that is nearest."""
+        """The true beta in the nearest scored round."""
         place = min(range(len(self.scored)), key=lambda at: abs(self.scored[at] - round))
         return self.beta_curve[place]
 

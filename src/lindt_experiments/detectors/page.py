@@ -1,4 +1,7 @@
-"""The page of the scoreboard: docs/detectors.md with its plot, written from the kept lines."""
+"""The page of the scoreboard: docs/detectors.md with its plot, written from the stored lines.
+
+The page has the tables that most readers need. The others are written to results/tables/.
+"""
 
 from __future__ import annotations
 
@@ -54,17 +57,21 @@ TASKS: Final = {
 }
 MEANING: Final = (
     "Each run is FedAvg, recorded once; every detector is replayed over the same reports. A run is negative if the "
-    "mean beta of its last ten scored rounds, over the clients that do not attack, is below 0. *Detected*: negative "
-    "runs with an alarm in any round. *False alarms*: healthy runs with an alarm in any round, also where beta was "
-    "negative in that round and rose later; *alarms in time of need* counts the alarms of all runs in whose round the "
-    "true beta was negative. *Delay*: the median round of the alarm in detected negative runs, as a share of the "
-    "rounds, from round 1. AUC is of the evidence at that share of the rounds. In brackets: exact 95% intervals "
-    "(Clopper and Pearson)."
+    "mean beta of its last ten scored rounds, over the clients that do not attack, is below 0; the other runs are "
+    "healthy. *Detected*: negative runs with an alarm in any round. *False alarms*: healthy runs with an alarm in any "
+    "round, also if beta was negative in that round and rose later. *Alarms at negative beta*: of the alarms of all "
+    "runs, the share that came in a round in which the true beta was negative. *Delay*: the median round of the alarm "
+    "in detected negative runs, as a share of the rounds. In brackets: exact 95% intervals (Clopper and Pearson)."
 )
+REST: Final = (
+    "the gain test by task, AUC over the rounds, detection by the size of the gain, federations outside of the grid, "
+    "the design part, and the level and power of the test"
+)
+SHOWN: Final = 3  # the first of the sheets stand on the page in docs/, the others in results/tables/
 
 
 def path_of(results: Path, scale: str) -> Path:
-    """The docs where there are some beside the results; what only shows that all works stays with the tables."""
+    """The path of the page: in docs/, where docs/ exists; that of the smoke scale is stored with the tables."""
     docs = results.resolve().parent / "docs"
     if scale == "cpu" and docs.is_dir():
         return docs / "detectors.md"
@@ -72,28 +79,49 @@ def path_of(results: Path, scale: str) -> Path:
 
 
 def write(kept: Outcomes, scale: str, results: Path) -> Path:
-    """The page and its plot, from all that is kept."""
+    """Write the page and its plot, from all stored outcomes."""
     path, nulls = path_of(results, scale), null_levels.read(results, scale)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    tables = results / "tables" / f"{scale}-detectors.md"
+    for folder in (path.parent, tables.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     plot = path.with_suffix(".svg")
     commits = ", ".join(sorted({one.commit for one in kept}))
     dates = sorted({one.date for one in kept})
-    origin = (
+    made = (
         f"Written by `lindt reproduce detectors --scale {scale}` from `results/detectors-{scale}.jsonl`; "
-        f"{len(kept)} runs, {dates[0]} to {dates[-1]}, commit {commits}.",
-        MEANING,
-        f"![Evidence over the rounds, and detection by the size of the gain]({plot.name})",
-        *conclusions(kept, nulls),
+        f"{len(kept)} runs, {dates[0]} to {dates[-1]}, commit {commits}."
     )
-    write_whole(path, as_markdown(sheets(kept, nulls), HEADING, origin).encode())
+    picture, every = f"![AUC over the rounds, and detection by the size of the gain]({plot.name})", sheets(kept, nulls)
+    if path == tables:
+        write_whole(path, as_markdown(every, HEADING, (MEANING, picture, *conclusions(kept, nulls), made)).encode())
+    else:
+        origin = (answer(kept), MEANING, picture, f"{made} [More tables](../results/tables/{tables.name}): {REST}.")
+        write_whole(path, as_markdown(every[:SHOWN], HEADING, origin).encode())
+        back = ("The other tables of [detectors](../../docs/detectors.md), where the terms are explained.", made)
+        write_whole(tables, as_markdown(every[SHOWN:], f"{HEADING}: more tables", back).encode())
     full, _ = with_server_statistics(kept)
     with rc_context({"svg.hashsalt": "lindt", "svg.fonttype": "none"}):
         draw(full).savefig(plot, format="svg", metadata={"Date": None})
     return path
 
 
+def answer(kept: Outcomes) -> str:
+    """The results of the default and of the paper's rule on the judged part, in one sentence."""
+    judged = part(with_server_statistics(kept)[0], "judged")
+    ours, papers = judge(judged, "gain"), judge(judged, "delta")
+    return (
+        f"On {len(judged)} federations that it was not designed on, the default test of gains detects "
+        f"{_percent(ours.detected)} of the negative ones, with false alarms in {_percent(ours.false)} of the healthy "
+        f"ones. The paper's rule detects {_percent(papers.detected)}, with false alarms in {_percent(papers.false)}."
+    )
+
+
+def _percent(share: Share) -> str:
+    return "-" if share.value is None else f"{100 * share.value:.{0 if share.value > 0.1 else 1}f}%"
+
+
 def conclusions(kept: Outcomes, nulls: Nulls = None) -> tuple[str, ...]:
-    """What is reached and what is not, in words."""
+    """The goals that are reached and those that are not, as text."""
     full, _ = with_server_statistics(kept)
     asked = _asked(full, nulls)
     told = {
@@ -114,10 +142,10 @@ def sheets(kept: Outcomes, nulls: Nulls = None) -> list[Sheet]:
     found = [
         _goals(full, nulls),
         _comparison(judged, "The judged part: every detector", DETECTORS, _thresholds(thresholds)),
-        _areas(judged),
-        _bins(judged),
         _lies(judged),
         _by_task(judged),
+        _areas(judged),
+        _bins(judged),
         *_stress(full),
         _comparison(part(full, "design"), "The design part, for comparison", DETECTORS),
         _counts(full),
@@ -136,7 +164,7 @@ def _thresholds(chosen: dict[str, float]) -> tuple[str, ...]:
 
 
 def _covered(outcomes: Outcomes, which: dict[str, str]) -> tuple[str, ...]:
-    """A sentence for the detectors whose rows rest on fewer runs than the others'."""
+    """A sentence for each detector that has fewer runs than the others."""
     some = [(words, [one for one in outcomes if name in one.readings]) for name, words in which.items()]
     return tuple(
         f"Only {len(mine)} of {len(outcomes)} runs have this row's values, {_counted(mine)[:-1]}: {words}."
@@ -174,7 +202,7 @@ def _comparison(outcomes: Outcomes, title: str, which: dict[str, str], remarks: 
         "at the end: detected",
         "false",
         "delay",
-        "alarms in time of need",
+        "alarms at negative beta",
     )
     rows = tuple(_row(judge(outcomes, name), words) for name, words in which.items() if _known(outcomes, name))
     return Sheet(title, columns, rows, (_counted(outcomes), *_covered(outcomes, which), *remarks))
@@ -201,7 +229,9 @@ def _areas(outcomes: Outcomes) -> Sheet:
         if _known(outcomes, name)
     )
     columns = ("detector", *(f"at {moment}" for moment in MOMENTS))
-    return Sheet("AUC over the rounds, judged part", columns, rows, _covered(outcomes, DETECTORS))
+    return Sheet(
+        "AUC of the evidence at a share of the rounds, judged part", columns, rows, _covered(outcomes, DETECTORS)
+    )
 
 
 def _bins(outcomes: Outcomes) -> Sheet:
@@ -225,8 +255,8 @@ def _edges() -> tuple[str, ...]:
 
 def _lies(outcomes: Outcomes) -> Sheet:
     remark = (
-        "A quarter of all clients lie in every report: the attackers, and others up to a quarter. Runs with more "
-        "attackers than that are left out."
+        "A quarter of all clients lie in every report: the attackers, and as many others as make up a quarter. Runs "
+        "with more attackers than that are left out."
     )
     some = [one for one in outcomes if _known([one], "lie-1 gain")]
     plain = {name: DETECTORS[name] for name in ("gain", "gain-median", "warning")}
@@ -257,7 +287,7 @@ def _by_task(outcomes: Outcomes) -> Sheet:
     )
     bias, rms = _errors(outcomes)
     remark = (
-        "Validation samples: the median of a run. Errors: what the last reports say of the gain, less the true beta on "
+        "Validation samples: the median of a run. Errors: the gain in the last reports less the true beta on "
         f"test data, in points; over all tasks {bias} on average, {rms} RMS."
     )
     return Sheet("The gain test by task, judged part", columns, tuple(rows), (remark,))

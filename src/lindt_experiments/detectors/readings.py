@@ -1,4 +1,4 @@
-"""What a detector says of a run; rules over a curve of Delta and over one of the updates' cosine."""
+"""The reading of a detector for a run; rules on the curve of Delta and on the curve of the updates' cosine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lindt.server.detection.divergence import Rule
 
 MOMENTS: Final = {"1/8": 1 / 8, "1/4": 1 / 4, "1/2": 1 / 2, "the end": 1.0}  # shares of the rounds
 PAPERS_EPSILON: Final = 0.1
-PAPERS_PATIENCE: Final = 25 / 80  # of the rounds: more than 25 of 80
-RECENT: Final = 0.1  # of the rounds, over which the evidence of Delta and of the cosine is averaged
+PAPERS_PATIENCE: Final = 25 / 80  # the share of the rounds: more than 25 of 80
+RECENT: Final = 0.1  # the share of the rounds over which the evidence of Delta and of the cosine is averaged
 
 
 @final
 @dataclass(frozen=True)
 class Reading:
-    """What a detector said of a run. The evidence grows with how negative the run seems; None: nothing known yet."""
+    """A detector's answers for a run. Evidence is higher for runs that seem more negative; None: not known yet."""
 
     alarm: int | None  # the first round of an alarm
     state: str  # at the end
@@ -45,7 +45,7 @@ def low_cosine(cosines: Sequence[float | None], threshold: float) -> Reading:
 
 
 def low_recent_cosine(cosines: Sequence[float | None], threshold: float) -> Reading:
-    """The mean cosine of the last tenth of the rounds below a threshold, once that many rounds are played."""
+    """The mean cosine over the last tenth of the rounds is below a threshold, once that many rounds are played."""
     for end in range(_window(cosines), len(cosines) + 1):
         mean = _recent(cosines, end)
         if mean is not None and mean < threshold:
@@ -54,7 +54,7 @@ def low_recent_cosine(cosines: Sequence[float | None], threshold: float) -> Read
 
 
 def _cosine_evidence(cosines: Sequence[float | None]) -> tuple[float | None, ...]:
-    """Minus the recent mean: the less clients agree, the more negative a run seems."""
+    """Minus the recent mean: a lower cosine is evidence of a negative run."""
     means = [_recent(cosines, end) for end in _ends(cosines)]
     return tuple(None if mean is None else -mean for mean in means)
 
@@ -72,7 +72,7 @@ def _window(curve: Sequence[float | None]) -> int:
 
 
 def _recent(curve: Sequence[float | None], end: int) -> float | None:
-    """The mean of the last tenth of the rounds up to `end`; None where nothing was measured in them."""
+    """The mean over the last tenth of the rounds up to `end`; None where these rounds have no value."""
     known = [value for value in curve[max(end - _window(curve), 0) : end] if value is not None]
     return fmean(known) if known else None
 

@@ -1,7 +1,7 @@
-"""What detectors are replayed over: of a finished run the reports, the divergence and the true gains, in one file.
+"""The record of a finished run, to replay detectors: reports, divergence and true gains, in one file.
 
-Records lie beside the runs, not in the repository: about 30 kB a run. With them a detector whose code has changed is
-judged again without training anything.
+Records are stored with the runs, not in the repository: about 30 kB per run. With them a detector whose code has
+changed is judged again without training.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lindt.runs.store import Store, read_lines
 from lindt_experiments.plans.keys import content_key
 
 Reports = Mapping[ClientId, GainReport]
-VERSION: Final = 2  # 1: without the cosine of a round
+VERSION: Final = 2  # version 1 had no cosine
 
 
 @final
 @dataclass(frozen=True)
 class RecordedRound:
-    """One round: who answered, what the server measured, what the clients reported."""
+    """One round: the clients that answered, the server's measurements, the clients' reports."""
 
     round: int
     answered: frozenset[ClientId]
@@ -50,13 +50,13 @@ class Record:
 
     @property
     def cosines(self) -> tuple[float | None, ...] | None:
-        """Of every round; None where the run was played before it was measured."""
+        """The cosine of every round; None in runs of versions that did not measure it."""
         if self.version == 1:
             return None
         return tuple(None if played.seen is None else played.seen.cosine for played in self.rounds)
 
     def evidence(self) -> Iterator[Evidence]:
-        """Round by round, as a detector sees them while the run is played."""
+        """The evidence of each round, as a detector receives it during the run."""
         for played in self.rounds:
             yield Evidence(
                 round=played.round,
@@ -69,7 +69,7 @@ class Record:
 
     @property
     def last_reports(self) -> dict[ClientId, GainReport]:
-        """What each client reported at its last visit."""
+        """The last report of each client."""
         found: dict[ClientId, GainReport] = {}
         for played in self.rounds:
             found |= played.reports
@@ -105,7 +105,7 @@ def betas_of(lines: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, float]]:
 
 
 def write(path: Path, record: Record) -> None:
-    """Compact: a report is a list of numbers."""
+    """Write a record in a compact form: a report is a list of numbers."""
     table = {
         "version": record.version,
         "plan": record.plan,
@@ -142,7 +142,7 @@ def read(path: Path) -> Record:
             version=table["version"],
         )
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: no record of a run ({error}); delete it, and the run is recorded again") from None
+        raise UserError(f"{path}: it is not a record of a run ({error}); delete it, to record the run again") from None
 
 
 def round_of(line: Mapping[str, Any]) -> RecordedRound:
@@ -170,7 +170,7 @@ def _numbers(client: ClientId, report: GainReport) -> list[float | None]:
 
 
 def _measured(version: int) -> tuple[str, ...]:
-    """What a record of this version holds of a round's Divergence, in order."""
+    """The fields of a round's Divergence in a record of this version, in order."""
     return tuple(name for name in DIVERGENCE if version > 1 or name != "cosine")
 
 
@@ -180,7 +180,7 @@ def _values(seen: Divergence, version: int) -> list[float | None]:
 
 
 def _short(value: float) -> float:
-    """Nine digits: a share of validation samples to the last of them."""
+    """Round to nine digits, which is exact enough for a share of validation samples."""
     return float(f"{value:.9g}")
 
 

@@ -1,7 +1,7 @@
-"""Every detector over one record: when it raised an alarm, what it said at the end, and its evidence on the way.
+"""The replay of every detector on one record: the round of its alarm, its state at the end, and its evidence.
 
-FedAvg does nothing with the reports. So a replay says exactly what the detector would have said during the run, and
-exactly what it would have said if some clients had lied in their reports.
+FedAvg does not use the reports. So a replay gives exactly the detector's answers during the run, and exactly its
+answers if some clients had lied in their reports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lindt.runs.replay import states_after
 from lindt_experiments.detectors.readings import MOMENTS, Reading, moment
 from lindt_experiments.detectors.records import Record
 
-LIARS: Final = 0.25  # of the clients: the attackers first, then others up to this share
+LIARS: Final = 0.25  # the share of clients that lie: first the attackers, then others up to this share
 LIED_TO: Final = ("gain", "gain-median")
 
 Alarm = Callable[[DetectionState], bool]
@@ -26,7 +26,7 @@ Score = Callable[[DetectionState], float | None]
 
 
 def read_all(record: Record) -> dict[str, Reading]:
-    """All detectors that need a record; `delta_reading` needs Delta alone."""
+    """The readings of all detectors that need a record; `delta_reading` needs only Delta."""
     found = {}
     for prefix, told in _stories(record).items():
         for name, detection in _detections().items():
@@ -52,7 +52,7 @@ def _detections() -> dict[str, Detection]:
 
 
 def _stories(record: Record) -> dict[str, Record]:
-    """The record as it is, and with a quarter of the clients lying. With more attackers than that only the first."""
+    """The record, and two copies in which a quarter of the clients lie; no copies where more clients attack."""
     found = {"": record}
     if len(record.attackers) <= round(LIARS * record.clients):
         found["lie-1 "] = with_lies(record, -1.0)
@@ -61,7 +61,7 @@ def _stories(record: Record) -> dict[str, Record]:
 
 
 def liars_of(record: Record) -> frozenset[ClientId]:
-    """The attackers, and honestly training clients up to a quarter of all."""
+    """The clients that lie: the attackers, and benign clients up to a quarter of all."""
     wanted = max(round(LIARS * record.clients), 1) - len(record.attackers)
     others = sorted(frozenset(range(record.clients)) - record.attackers)
     return record.attackers | frozenset(random.Random(f"liars {record.plan}").sample(others, max(wanted, 0)))
@@ -86,9 +86,9 @@ def _lie(report: GainReport, said: float) -> GainReport:
 
 
 def perfect_reader(record: Record) -> Reading:
-    """What the validation samples allow: the sign of the mean of what each honest client reported last.
+    """The best that the validation samples allow: the sign of the mean of the honest clients' last reports.
 
-    It knows who is honest and waits for the end. Its only errors come from the V_i being samples.
+    It knows which clients are honest and answers at the end. Its errors come only from the limited size of the V_i.
     """
     evidence: list[float | None] = []
     for share in MOMENTS.values():
@@ -104,7 +104,7 @@ def _reading(states: Sequence[DetectionState], alarm: Alarm, score: Score) -> Re
     first = next((round for round, state in enumerate(states, 1) if alarm(state)), None)
     known = [score(states[moment(share, len(states)) - 1]) for share in MOMENTS.values()]
     evidence = tuple(None if value is None else -value for value in known)
-    # The early warning has no other word than its alarm.
+    # The early warning has no state other than its alarm.
     last = states[-1].verdict.state if alarm is _hurts else "hurts" if alarm(states[-1]) else "undecided"
     return Reading(first, last, evidence)
 
@@ -118,7 +118,7 @@ def _warned(state: DetectionState) -> bool:
 
 
 def _estimate_of(name: str) -> Score:
-    """The detector's own estimate of the gain; before it has one, the clients' last reports by the same rule."""
+    """The detector's estimate of the gain; before its first estimate, the clients' last reports by the same rule."""
     combine: Callable[[Sequence[float]], float] = fmean if name == "gain" else median
     kept: Literal["first_batch", "private"] = "first_batch" if name == "fl-guard" else "private"
 
@@ -134,6 +134,6 @@ def _estimate_of(name: str) -> Score:
 
 
 def _young_estimate(state: DetectionState) -> float | None:
-    """Against the private models of equal age."""
+    """The estimate of the gain over private models of equal age."""
     latest = [report.equal_age.mean for _, report in state.reports.values()]
     return fmean(latest) if latest else None

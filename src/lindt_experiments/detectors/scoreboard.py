@@ -1,4 +1,4 @@
-"""`lindt reproduce detectors`: play what is missing, record it, replay every detector over it, write the page."""
+"""`lindt reproduce detectors`: play the missing runs, record them, replay every detector, write the page."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from lindt_experiments.detectors.replays import read_all
 from lindt_experiments.plans.keys import content_key
 from lindt_experiments.queue.gather import Origin, ended
 from lindt_experiments.queue.jobs import Job, fetch_data
-from lindt_experiments.queue.progress import say_json
+from lindt_experiments.queue.progress import Played, say_json
+from lindt_experiments.queue.queue import deadline_after
 
-LAST: Final = 10  # scored rounds that decide the label
+LAST: Final = 10  # the number of last scored rounds that decide the label
 NAME: Final = "detectors"
 TITLE: Final = "every detector over the same federations: detected, false alarms, delay (smoke and cpu)"
 
@@ -46,7 +47,7 @@ class Wanted:
 @final
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line."""
+    """The options of the command line."""
 
     scale: str
     seeds: int
@@ -54,8 +55,9 @@ class Request:
     runs: Path
     results: Path
     task: str | None = None
-    replay: bool = False  # every detector over all records, not only over new ones
-    again: bool = False  # also play runs whose kept line lacks the cosine
+    replay: bool = False  # replay every detector on all records, not only on new ones
+    again: bool = False  # also play runs whose stored line has no cosine
+    hours: float | None = None  # the time limit, after which runs are stopped
     as_json: bool = False
     console: Console = field(default_factory=Console)
 
@@ -63,7 +65,7 @@ class Request:
         configurations(self.scale)
         if self.task not in (None, *TASKS, *SLOW):
             raise UserError(f"--task {self.task}: choose among {', '.join((*TASKS, *SLOW))}")
-        check_counts(self.seeds, self.jobs)
+        check_counts(self.seeds, self.jobs, self.hours)
 
     @property
     def command(self) -> str:
@@ -80,7 +82,7 @@ class Request:
 
 
 def reproduce(request: Request) -> int:
-    """Play, record, replay, show. Returns the exit code: 1 where a run failed."""
+    """Play and record the runs, replay the detectors, write the page. Returns the exit code: 1 where a run failed."""
     origin = Origin.now(request.command)
     wanted = request.wanted()
     left = to_play(wanted, request)
@@ -88,18 +90,18 @@ def reproduce(request: Request) -> int:
     if request.again:
         _forget(left, request.runs)
     _keep_known(wanted, request, origin)
-    failed = _play(left, request, origin)
+    played = _play(left, request, origin)
     kept = current(outcomes.load(request.results, request.scale), request.scale)
     if kept:
         null_levels.measure(request.results, request.scale, again=request.replay)
         written = page.write(kept, request.scale, request.results)
         words = page.conclusions(kept, null_levels.read(request.results, request.scale))
         show(request, NAME, written, len(kept), [one.replace("**", "") for one in words])
-    return end(request, len(left), failed)
+    return end(request, played, len(left))
 
 
 def to_play(wanted: Sequence[Wanted], request: Request) -> list[Wanted]:
-    """Runs of which neither the results nor a record nor a finished run know; with --again, know the cosine."""
+    """The runs without a stored result, a record or a finished run; with --again also those without the cosine."""
     known = _known(request)
     return [
         one
@@ -109,7 +111,7 @@ def to_play(wanted: Sequence[Wanted], request: Request) -> list[Wanted]:
 
 
 def _known(request: Request) -> set[tuple[tuple[str, int], str]]:
-    """The runs that the results know; with --again only those of which they know the cosine."""
+    """The runs with a stored result; with --again only those with the cosine."""
     kept = outcomes.load(request.results, request.scale)
     return {(one.cell, one.plan) for one in kept if one.cosine is not None or not request.again}
 
@@ -125,7 +127,7 @@ def _is_recorded(wanted: Wanted, runs: Path, *, with_cosine: bool) -> bool:
 
 
 def _forget(left: Sequence[Wanted], runs: Path) -> None:
-    """Delete the records and finished runs of what is played again; a run that was cut off goes on."""
+    """Delete the records and finished runs of runs to play again; an interrupted run is resumed."""
     for one in left:
         records.path_of(runs, one.job.key).unlink(missing_ok=True)
         if ended(one.job.folder, one.job.key):
@@ -133,7 +135,7 @@ def _forget(left: Sequence[Wanted], runs: Path) -> None:
 
 
 def _keep_known(wanted: Sequence[Wanted], request: Request, origin: Origin) -> None:
-    """Replay over what is recorded or played already: what the results lack, or with --replay all of it."""
+    """Replay the detectors on recorded or finished runs: on those without a result, or with --replay on all."""
     known = _known(request)
     fresh, absent = [], 0
     for one in wanted:
@@ -145,13 +147,13 @@ def _keep_known(wanted: Sequence[Wanted], request: Request, origin: Origin) -> N
         absent += record is None and (one.cell, one.job.key) in known
     if fresh:
         outcomes.keep(request.results, request.scale, fresh)
-        say(request, f"replayed all detectors over {len(fresh)} recorded runs")
+        say(request, f"replayed all detectors on {len(fresh)} recorded runs")
     if absent:
-        say(request, f"{absent} kept runs have no record in {request.runs}: their lines stay as they are")
+        say(request, f"{absent} stored runs have no record in {request.runs}: their lines are not changed")
 
 
 def record_for(wanted: Wanted, runs: Path) -> Record | None:
-    """From its file, or from the folder of the finished run; None where there is neither."""
+    """The record from its file, or from the folder of the finished run; None where neither exists."""
     path = records.path_of(runs, wanted.job.key)
     if path.exists():
         return records.read(path)
@@ -162,7 +164,7 @@ def record_for(wanted: Wanted, runs: Path) -> Record | None:
     return records.read(path)  # as a later replay reads it
 
 
-def _play(left: Sequence[Wanted], request: Request, origin: Origin) -> int:
+def _play(left: Sequence[Wanted], request: Request, origin: Origin) -> Played:
     by_key = {one.job.key: one for one in left}
 
     def keep(job: Job) -> None:
@@ -171,14 +173,14 @@ def _play(left: Sequence[Wanted], request: Request, origin: Origin) -> int:
         assert record is not None
         outcomes.keep(request.results, request.scale, [outcome_of(one, record, request.scale, origin)])
 
-    return play(request, [one.job for one in left], keep)
+    return play(request, [one.job for one in left], keep, deadline_after(request.hours))
 
 
 def outcome_of(wanted: Wanted, record: Record, scale: str, origin: Origin) -> DetectorOutcome:
-    """The truth about a run and what each detector says of it."""
+    """The true label of a run and the reading of each detector."""
     betas = [beta for _, beta in record.betas]
     if not betas:
-        raise UserError(f"{wanted.job.name}: no round has a beta; nothing can be judged by it")
+        raise UserError(f"{wanted.job.name}: no round has a beta, so that it has no label; delete the run")
     last = betas[-LAST:]
     return DetectorOutcome(
         configuration=wanted.configuration.name,
@@ -206,14 +208,14 @@ def outcome_of(wanted: Wanted, record: Record, scale: str, origin: Origin) -> De
 
 
 def current(kept: Sequence[DetectorOutcome], scale: str) -> list[DetectorOutcome]:
-    """Lines whose plan is still that of their configuration."""
+    """The lines whose plan is the present plan of their configuration."""
     known = {one.name: one for one in configurations(scale)}
     found = [one for one in kept if one.configuration in known]
     return [one for one in found if content_key(known[one.configuration].plan(one.index)) == one.plan]
 
 
 def dry_run(request: Request) -> None:
-    """How many runs would be played, by task and part."""
+    """Print the number of runs to play, by task and part."""
     wanted = request.wanted()
     left = to_play(wanted, request)
     counted = Counter((one.configuration.task, one.configuration.part) for one in left)

@@ -1,4 +1,4 @@
-"""Figures of a detector over many runs, each with what it rests on. Never imports torch."""
+"""Statistics of a detector over many runs, with their intervals. Never imports torch."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def share(of: Sequence[bool]) -> Share:
 
 
 def area(negative: Sequence[float | None], healthy: Sequence[float | None]) -> float | None:
-    """AUC: how often a negative run has more evidence than a healthy one; a tie counts half.
+    """AUC: how often a negative run has more evidence than a healthy run; a tie counts half.
 
-    A run of which nothing is known yet has the evidence 0.
+    A run without evidence yet has the evidence 0.
     """
     if not negative or not healthy:
         return None

@@ -1,1 +1,1 @@
-"""The paper's figures, drawn from the kept results."""
+"""The paper's figures, drawn from the stored results."""

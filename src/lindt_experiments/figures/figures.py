@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from what is kept in results/: SVG and PDF, with what made them. Never imports torch."""
+"""The paper's figures, drawn from results/: SVG and PDF, with a caption of commands and dates. Never imports torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ METADATA = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
 
 
 def names() -> dict[str, str]:
-    """Every name that can be drawn, with what it shows."""
+    """The names of all figures and panels, with their titles."""
     found = dict(TITLES)
     for whole, rows in ROWS.items():
         found |= {panel: PANELS[panel].title.split(") ")[-1] for row in rows for panel in row if panel != whole}
@@ -44,7 +44,7 @@ def names() -> dict[str, str]:
 
 
 def _known(name: str) -> str:
-    """`figure3a` and `3a` are the same."""
+    """The name without its prefix: `figure3a` and `3a` are the same."""
     plain = name.removeprefix("figure")
     if plain not in names():
         raise UserError(f"figure {name!r}: choose among {', '.join(names())}, all")
@@ -52,7 +52,7 @@ def _known(name: str) -> str:
 
 
 def draw(name: str, outcomes: Iterable[Outcome], scale: str, partial: bool = False) -> Figure:
-    """Figures 3 and 5 to 9, whole or one panel of them; with `partial` of what there is."""
+    """Draw one of figures 3 and 5 to 9, or one panel; with `partial` also where runs are missing."""
     rows = ROWS.get(name, ((name,),))
     found = _found(name, rows, outcomes, scale, partial)
     columns = max(len(row) for row in rows)
@@ -60,9 +60,9 @@ def draw(name: str, outcomes: Iterable[Outcome], scale: str, partial: bool = Fal
     grid = figure.add_gridspec(len(rows), 2 * columns)
     for y, row in enumerate(rows):
         for x, panel in enumerate(row):
-            start = 2 * x + columns - len(row)  # a shorter row stands in the middle
+            start = 2 * x + columns - len(row)  # a shorter row is centred
             PANELS[panel].draw(figure.add_subplot(grid[y, start : start + 2]), found)
-    if name == "7":  # three processes to compare by eye
+    if name == "7":  # the same axes for all, to compare them
         bounds = [axes.get_ylim() for axes in figure.axes]
         for axes in figure.axes:
             axes.set_ylim(min(low for low, _ in bounds), max(high for _, high in bounds))
@@ -71,7 +71,7 @@ def draw(name: str, outcomes: Iterable[Outcome], scale: str, partial: bool = Fal
 
 
 def write(name: str, results: Path, scale: str, out: Path, png: bool = False, partial: bool = False) -> list[Path]:
-    """The figure as SVG and PDF, and its caption beside them: scale, commands, commits and dates."""
+    """Write the figure as SVG and PDF, and its caption as text: scale, commands, commits and dates."""
     plain = _known(name)
     if plain == "1":
         panels = traces_for(results, scale)
@@ -100,9 +100,9 @@ def _found(name: str, rows: Sequence[Sequence[str]], outcomes: Iterable[Outcome]
     drawable = all(any(found[cell] for cell in PANELS[panel].lines) for row in rows for panel in row)
     if missing and not (partial and drawable):
         whole = name.rstrip("abc")
-        rest = ", or draw what there is with --partial" if drawable else ""
+        rest = ", or draw the stored part with --partial" if drawable else ""
         raise UserError(
-            f"figure {name} at scale {scale}: not run yet: {', '.join(missing)}; "
+            f"figure {name} at scale {scale}: these runs are missing: {', '.join(missing)}; "
             f"make it with `lindt reproduce figure{whole} --scale {scale}`{rest}"
         )
     found = {cell: kept for cell, kept in found.items() if kept}
@@ -111,7 +111,7 @@ def _found(name: str, rows: Sequence[Sequence[str]], outcomes: Iterable[Outcome]
 
 
 def _check_alike(name: str, found: Found, scale: str) -> None:
-    """A scale may have been changed since some of the runs: those are not drawn beside the others."""
+    """Refuse runs of different sizes: the scale may have been changed between them."""
     sizes: dict[str, set[tuple[object, ...]]] = {}
     for (task, _, _), kept in found.items():
         sizes.setdefault(task, set()).update((o.rounds, o.epsilon, o.patience, o.reduced) for o in kept)
@@ -119,7 +119,7 @@ def _check_alike(name: str, found: Found, scale: str) -> None:
     if odd:
         raise UserError(
             f"figure {name} at scale {scale}: its runs of {', '.join(odd)} are of different sizes, as the scale was "
-            f"changed in between; make it anew with `lindt reproduce figure{name.rstrip('abc')} --scale {scale}`"
+            f"changed in between; make it again with `lindt reproduce figure{name.rstrip('abc')} --scale {scale}`"
         )
 
 

@@ -1,4 +1,4 @@
-"""The panels of figures 3 and 5 to 9: which runs each shows, and how it is drawn from what they left. No torch."""
+"""The panels of figures 3 and 5 to 9: the runs of each, and how it is drawn. Never imports torch."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ UNITS = {"delta": "Δ (Euclidean distance of weights)", "local": "local accuracy
 @final
 @dataclass(frozen=True)
 class Panel:
-    """One picture: a curve a cell. `events` are the runs whose detection and stop are marked."""
+    """One panel, with a curve for each cell. `events` are the runs whose detection and stop are marked."""
 
     title: str
     curve: Literal["delta", "local"]
     lines: Mapping[Cell, Line]
     events: tuple[Cell, ...] = ()
-    after: float = 0.0  # only what comes after this share of the rounds
+    after: float = 0.0  # only rounds after this share of all rounds are drawn
     lifted: bool = False  # the attacks end
 
     def draw(self, axes: Axes, found: Found) -> None:
@@ -65,7 +65,7 @@ class Panel:
         explain(axes)
 
     def _mark(self, axes: Axes, found: Found, rounds: int) -> None:
-        """Detection once, for all runs are FedAvg until then; stops; the end of the attacks."""
+        """Mark the detection, once, since all runs are FedAvg until then; the stops; the end of the attacks."""
         runs = [outcome for cell in self.events for outcome in found.get(cell, ())]
         draw_event(axes, events(runs, lambda outcome: outcome.detected_at), DETECTED)
         if self.lifted:

@@ -1,7 +1,7 @@
-"""Figure 1: traces of real rounds. Four clients play a few rounds; w and w_i are projected on two axes and kept.
+"""Figure 1: traces of real rounds. Four clients play a few rounds; w and w_i are projected on two axes and stored.
 
-No second training loop: `play_round` plays, an engine that listens keeps what the clients send. The centralized
-reference is played too: a federation that hears one client a round, and that client holds everyone's data.
+The rounds are those of `play_round`, with an engine that records what clients send. The centralized reference is a
+federation too: in each round one client answers, and it has the data of all clients.
 
 Legend: M weight vectors of P parameters.
 """
@@ -36,11 +36,11 @@ from lindt_experiments.queue.gather import Origin
 from lindt_experiments.results.traces import PANELS, LocalUpdate, Point, Traces, keep, load, path_of
 
 CLIENTS, ROUNDS = 4, 4
-SIGMA = {"smoke": 0.01, "cpu": 0.01, "paper": 0.003}  # so that the noise's norm is about a step's
+SIGMA = {"smoke": 0.01, "cpu": 0.01, "paper": 0.003}  # so that the norm of the noise is about that of a step
 
 
 def plan_for(panel: str, scale: str, seed: int) -> tuple[Plan, str]:
-    """A panel's federation, and its setting in words. Each panel has one effect; inactivity shows on skewed data."""
+    """The plan of a panel, and its setting as text. Each panel has one effect; inactivity is shown on skewed data."""
     base, sigma = _base(scale, seed), SIGMA[scale]
     backdoor = Backdoor(share=1 / CLIENTS, per_batch=3 * base.training.batch // 10)  # 3 of 10, as in the paper
     everyone = Environment(participation=Sampled(rate=1.0))
@@ -66,7 +66,7 @@ def _base(scale: str, seed: int) -> Plan:
     if scale not in parts:
         raise UserError(f"scale {scale!r}: choose among {', '.join(parts)}")
     data, model, training = parts[scale]
-    never = Scoring(every=ROUNDS, last=1)  # only w is looked at
+    never = Scoring(every=ROUNDS, last=1)  # only w is needed
     return Plan(
         "figure1", seed, ROUNDS, data=data, model=model, training=training, method=METHODS["fedavg"],
         alone=Alone(private=False), scoring=never,
@@ -76,7 +76,7 @@ def _base(scale: str, seed: int) -> Plan:
 @final
 @dataclass(frozen=True)
 class Played:
-    """The weights of one federation: w^0 to w^R, and what each client sent in each round."""
+    """The weights of one federation: w^0 to w^R, and the w_i of each client and round."""
 
     w: list[Tensor]
     sent: list[tuple[int, int, Tensor]]  # round, client, w_i
@@ -85,7 +85,7 @@ class Played:
 
 @final
 class Listening:
-    """An engine around another that keeps the weights clients send. It changes nothing."""
+    """An engine around another engine that records the weights that clients send, and changes nothing."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -115,9 +115,9 @@ def played(plan: Plan, problem: Problem) -> Played:
 
 
 def centralized(plan: Plan, problem: Problem) -> Played:
-    """The reference from the same w^0: as many steps a round as a client makes, on as many samples as all make.
+    """The reference from the same w^0: the steps of one client in a round, on as many samples as all clients use.
 
-    A federation has two clients at least. Here both hold everyone's data and one of them answers.
+    A federation has at least two clients. Here both have the data of all clients, and one of them answers.
     """
     everyone = (pool([train for train, _ in problem.data]), pool([test for _, test in problem.data]))
     training = replace(plan.training, batch=plan.training.batch * len(problem.data))
@@ -131,7 +131,7 @@ def axes_of(w_MP: Tensor) -> tuple[Tensor, Point]:
     _, sizes_M, axes_MP = torch.linalg.svd(centred_MP, full_matrices=False)
     variance_M = sizes_M**2 / (sizes_M**2).sum()
     axes_2P = axes_MP[:2]
-    # An axis has no direction of its own: on average the vectors lie to the right of the first one, and above it.
+    # The sign of an axis is free: it is chosen so that on average the vectors are right of the first, and above it.
     signs_2 = torch.where(axes_2P @ (w_MP.mean(0) - w_MP[0]) < 0, -1.0, 1.0).to(axes_2P)
     return axes_2P * signs_2[:, None], (float(variance_M[0]), float(variance_M[1]))
 
@@ -144,14 +144,14 @@ def turns(w: Sequence[Tensor]) -> list[float]:
 
 
 def traced(panel: str, scale: str, seed: int, origin: Origin) -> Traces:
-    """Play a panel's federation and the centralized reference; keep where their weights lie in the plane."""
+    """Play a panel's federation and the centralized reference; project their weights on the plane."""
     clock = time.perf_counter()
     plan, words = plan_for(panel, scale, seed)
     problem = problem_for(plan)
     federation, reference = played(plan, problem), centralized(plan, problem)
     first_P = federation.w[0].double()
-    # Fitted on all that is drawn. On the axes of the global and centralized traces alone the clients' disagreement,
-    # which is what the figure is about, lies almost entirely out of the plane.
+    # Axes are fitted on all vectors that are drawn. On axes of the global and centralized traces only, the differences
+    # between clients, which the figure is about, would be almost invisible.
     drawn_MP = torch.stack([*federation.w, *reference.w, *(w_i for _, _, w_i in federation.sent)]).double()
     axes_2P, shares = axes_of(drawn_MP)
 
@@ -185,7 +185,7 @@ def traced(panel: str, scale: str, seed: int, origin: Origin) -> Traces:
 
 
 def reproduce(scale: str, seed: int, folder: Path, say: Callable[[str], None] = lambda text: None) -> Path:
-    """`lindt reproduce figure1`: play the panels not played yet, and keep each in results/traces-<scale>.jsonl."""
+    """`lindt reproduce figure1`: play the missing panels, and store each in results/traces-<scale>.jsonl."""
     origin = Origin.now(f"lindt reproduce figure1 --scale {scale} --seeds {seed + 1}")
     kept = {(traces.panel, traces.plan) for traces in load(folder, scale)}
     for panel in PANELS:

@@ -1,4 +1,4 @@
-"""How the figures look: colours apart for every eye, curves with a band over seeds, marked events. No torch."""
+"""The style of the figures: colours for colour-blind readers, a band over seeds, marked events. Never imports torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Curve = Mapping[int, float]  # round to value
 @final
 @dataclass(frozen=True)
 class Line:
-    """How one method is drawn: dashes too, so that print may be grey."""
+    """The style of one method: colour and dashes, so that it can be printed in grey."""
 
     label: str
     colour: str
@@ -39,7 +39,7 @@ def new_figure(columns: float, rows: int) -> Figure:
 
 
 def draw_curves(axes: Axes, curves: Sequence[Curve], line: Line) -> None:
-    """The mean over seeds; with several a band from the lowest to the highest. Only rounds that all seeds have."""
+    """The mean over seeds, with a band from the lowest to the highest. Only rounds that all seeds have."""
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     means = [fmean(curve[r] for curve in curves) for r in rounds]
     axes.plot(rounds, means, line.dashes, color=line.colour, linewidth=1.2, label=line.label)
@@ -55,7 +55,7 @@ def draw_level(axes: Axes, value: float, label: str, colour: str = GREY, dashes:
 @final
 @dataclass(frozen=True)
 class Event:
-    """Something that happens in a round, as an upright line with a mark at its foot."""
+    """An event in a round, drawn as a vertical line with a mark at its foot."""
 
     words: str
     colour: str
@@ -69,7 +69,7 @@ LIFTED = Event("attacks end", VERMILION, (0, (5, 2, 1, 2)), "X")
 
 
 def draw_event(axes: Axes, rounds: Sequence[int], event: Event) -> None:
-    """A line a seed; the legend tells the round, or the first and last of them."""
+    """One line per seed; the legend shows the round, or the first and the last round."""
     if not rounds:
         return
     ordered = sorted(rounds)
@@ -94,11 +94,11 @@ def prepare(axes: Axes, title: str, y: str, rounds: tuple[int, int]) -> None:
 
 
 def explain(axes: Axes) -> None:
-    """The legend stands under the axes, where no curve can run into it."""
+    """Draw the legend under the axes, so that it covers no curve."""
     axes.legend(fontsize=FONT - 1.5, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.21), ncols=2)
 
 
 def events(outcomes: Sequence[Outcome], of: Callable[[Outcome], tuple[int, ...] | None]) -> list[int]:
-    """The first such round of every seed that has one."""
+    """The first such round of every seed that has the event."""
     found = [of(outcome) for outcome in outcomes]
     return [rounds[0] for rounds in found if rounds]

@@ -20,14 +20,14 @@ ATTACKER = VERMILION
 
 
 def traces_for(results: Path, scale: str) -> list[Traces]:
-    """The panels of the lowest seed that is kept: the figure shows one run each."""
+    """The panels of the lowest stored seed: the figure shows one run in each panel."""
     kept = load(results, scale)
     first = min((traces.seed for traces in kept), default=None)
     found = {traces.panel: traces for traces in kept if traces.seed == first}
     missing = [panel for panel in PANELS if panel not in found]
     if missing:
         raise UserError(
-            f"figure 1 at scale {scale}: not run yet: {', '.join(missing)}; "
+            f"figure 1 at scale {scale}: these panels are missing: {', '.join(missing)}; "
             f"make it with `lindt reproduce figure1 --scale {scale}`"
         )
     return [found[panel] for panel in PANELS]
@@ -50,7 +50,7 @@ def _draw_panel(axes: Axes, traces: Traces, letter: str) -> None:
     for start, end in pairwise(traces.global_trace):
         _arrow(axes, start, end, "black", width=1.5)
     points = [*traces.global_trace, *traces.central_trace, *(update.end for update in traces.updates)]
-    axes.plot(*zip(*points, strict=True), linestyle="none", marker="none")  # arrows alone do not set the limits
+    axes.plot(*zip(*points, strict=True), linestyle="none", marker="none")  # arrows do not set the limits of the axes
     axes.plot(0, 0, "o", color="black", markersize=3)
     axes.set_aspect("equal", adjustable="datalim")
     axes.margins(0.08)

@@ -1,1 +1,1 @@
-"""Which runs each table and figure needs, as plans."""
+"""The runs that each table and figure needs, as plans."""

@@ -1,4 +1,4 @@
-"""What `lindt reproduce` can show: each table and figure of the paper with the runs it needs."""
+"""The exhibits of `lindt reproduce`: each table and figure of the paper with the runs that it needs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 from lindt.errors import UserError
-from lindt_experiments.plans.variants import ABLATIONS, ALONE, OURS
+from lindt_experiments.plans.choices import CHOICES
+from lindt_experiments.plans.variants import ABLATIONS, ALONE, LATER, OURS
 from lindt_experiments.tables import paper
 
-Kind = Literal["table", "figure", "traces", "sizes", "ablation", "private"]
+Kind = Literal["table", "figure", "traces", "sizes", "ablation", "private", "choices"]
 
 
 class Cell(NamedTuple):
-    """One run for each seed: a method in a world of a task."""
+    """One run for each seed: a method in an environment (world) of a task."""
 
     task: str
     world: str
@@ -45,7 +46,7 @@ def _figure(number: int, title: str, task: str, runs: dict[str, tuple[str, ...]]
 
 
 RECOVERIES = ("fedavg", "runtime", "runtime-once", "lindt")
-# The worlds whose private models the paper's tables imply an accuracy for.
+# The environments in which the paper's tables imply an accuracy of the private models.
 ALONE_IN = {"cifar": ("nfl", "classes-10", "classes-5", "classes-2", "iid", "normal"), "shake": ("nfl", "balanced")}
 _ALL = (
     _table(3, "comparison with previous methods, in NFL and in normal FL"),
@@ -74,10 +75,23 @@ _ALL = (
         tuple(Cell("cifar", "nfl", method) for method in ("fedavg", "lindt", *ABLATIONS)),
     ),
     Exhibit(
+        "beyond",
+        "methods that the paper does not have, in table 3's environments of CIFAR",
+        "table",
+        tuple(Cell("cifar", world, method) for world in ("nfl", "normal") for method in LATER),
+        number=3,
+    ),
+    Exhibit(
         "private",
         "the private models under the rule's number of epochs, half and twice of it",
         "private",
         tuple(Cell(task, world, method) for task, worlds in ALONE_IN.items() for world in worlds for method in ALONE),
+    ),
+    Exhibit(
+        "choices",
+        "FedAvg and private models with one open choice changed",
+        "choices",
+        tuple(Cell("cifar", world, "fedavg") for world in ("nfl", *CHOICES)),
     ),
 )
 EXHIBITS: dict[str, Exhibit] = {exhibit.name: exhibit for exhibit in _ALL}
@@ -95,21 +109,23 @@ def named(name: str) -> tuple[Exhibit, ...]:
 def cells_of(
     exhibits: Iterable[Exhibit], task: str | None = None, only: Sequence[str] = (), worlds: Sequence[str] = ()
 ) -> tuple[Cell, ...]:
-    """The runs of some exhibits, each once, in order; of one task, of some methods or worlds if that is asked."""
+    """The runs of some exhibits, each once, in order; only those of a task, methods or environments where given."""
     every = dict.fromkeys(cell for exhibit in exhibits for cell in exhibit.cells)
     cells = [cell for cell in every if task in (None, cell.task)]
     if every and not cells:
-        raise UserError(f"--task {task}: it is about {', '.join({cell.task: 0 for cell in every})} alone")
+        raise UserError(
+            f"--task {task}: it has runs of {', '.join({cell.task: 0 for cell in every})} only; leave it out"
+        )
     methods = _chosen("--only", only, [cell.method for cell in cells])
     environments = _chosen("--world", worlds, [cell.world for cell in cells])
     found = tuple(cell for cell in cells if cell.method in methods and cell.world in environments)
     if cells and not found:
-        raise UserError(f"--only {','.join(only)} --world {','.join(worlds)}: no run is both")
+        raise UserError(f"--only {','.join(only)} --world {','.join(worlds)}: no run has both; leave one out")
     return found
 
 
 def _chosen(option: str, asked: Sequence[str], known: Iterable[str]) -> frozenset[str]:
-    """What was asked for; everything where nothing was."""
+    """The names that were given; all names where none were given."""
     there = dict.fromkeys(known)
     for name in asked:
         if name not in there:

@@ -1,4 +1,4 @@
-"""Plans by content: the same plan in two tables runs once, and runs that share private models know of each other."""
+"""Keys of plans by content: a plan in two tables runs once, and runs with the same private models share them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ from typing import Any
 from lindt.plan.file import to_dict
 from lindt.plan.plan import Plan
 
-# Fields that were added after results were kept, with the value at which they change nothing: such a field is left
-# out of the key, so that what was kept stays good.
-ADDED: dict[str, object] = {"alone.stretch": 1.0, "detection": {"kind": "delta"}}
+# Fields that were added after results were stored, with the value at which they have no effect: with that value a field
+# is left out of the key, so that stored results stay valid.
+ADDED: dict[str, object] = {"alone.stretch": 1.0, "alone.with_validation": False, "detection": {"kind": "delta"}}
 
 
 @cache
 def content_key(plan: Plan) -> str:
-    """What decides a run's numbers, hashed: the plan's tables without its name."""
-    return _hashed({name: table for name, table in to_dict(plan).items() if name != "name"})
+    """A hash of all that decides a run's numbers: the plan's tables without its name."""
+    tables = {name: table for name, table in to_dict(plan).items() if name != "name"}
+    if not plan.detection.reports:  # no V_i is held out, so that this field has no effect
+        tables["alone"] = {name: value for name, value in tables["alone"].items() if name != "with_validation"}
+    return _hashed(tables)
 
 
 def private_group(plan: Plan) -> str:
     """Runs with the same group train the same private models, which are cached by content."""
-    plain = replace(plan.alone, stretch=1.0)
+    plain = replace(plan.alone, stretch=1.0, with_validation=False)
     return _hashed(to_dict([plan.data, plan.model, plan.training, plain, plan.seed, plan.threads]))
 
 

@@ -1,4 +1,4 @@
-"""How large each task is played: the paper's size, one for a machine of two cores, one to see that all works."""
+"""The scales of each task: the paper's size, a size for a machine with two cores, and a tiny size for tests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import cache
 from typing import final
 
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
+from lindt.client.adaptations.guarded import Guarded
 from lindt.data.partition import Groups, Roles
 from lindt.data.sources import Text
 from lindt.environment.participation import Sampled
@@ -14,18 +15,20 @@ from lindt.errors import UserError
 from lindt.plan.file import resolve
 from lindt.plan.models import Cnn, Lstm, Model, parameters_of
 from lindt.plan.plan import Alone, Plan, Scoring
+from lindt.protocols import Detection as Detector
+from lindt.registry import component
 from lindt_experiments.plans.variants import ALONE, Detection, variant
 from lindt_experiments.plans.worlds import LONG, check_world, in_world, one_name
 from lindt_experiments.results.outcomes import SCALES
 
-LENGTH = {"cifar": 500, "shake": 100}  # the paper's rounds, over which the rate's decay is 0.992 a round
+LENGTH = {"cifar": 500, "shake": 100}  # the paper's rounds; the decay of the rate is 0.992 per round
 DECAY = 0.992
 
 
 @final
 @dataclass(frozen=True)
 class Size:
-    """What a scale decides of a task. With R rounds r' is R / 2 and the decay spans R rounds as the paper's its own."""
+    """The settings of a task at a scale. With R rounds r' is R / 2, and the total decay is the paper's."""
 
     source: str
     clients: int
@@ -34,16 +37,17 @@ class Size:
     rate: float  # eta
     batch: int
     text: Text = field(default_factory=Text)
-    active: float = 0.1  # K / N, where the world does not say otherwise
+    active: float = 0.1  # K / N, unless the environment sets it
     epsilon: float = 0.1  # the same for NFL and control
     quiet: int = 10  # rounds of the third stopping rule
     alone: Alone = field(default_factory=Alone)
     scoring: Scoring = field(default_factory=Scoring)  # every 10th round and the last 10
-    longer: int = 1  # times the rounds, in the worlds that are LONG
-    floor: int = 10  # test samples that every client has
-    least: int = 0  # windows that a role needs to be a client
+    longer: int = 1  # the factor on the rounds in the environments of LONG
+    floor: int = 10  # the fewest test samples of a client
+    least: int = 0  # the fewest windows of a role that is a client
     fine_tuning: int = 0  # epochs of FB; 0: the paper's
-    together: int = 1  # runs that one process plays: more where starting it costs more than playing
+    together: int = 1  # the number of runs per process: more where starting a process takes longer than a run
+    pace: float = 0.0  # seconds of an epoch of FedAvg over one client's data on one core, where no run is stored yet
 
     @property
     def patience(self) -> int:
@@ -72,6 +76,19 @@ SIZES: dict[tuple[str, str], Size] = {
         batch=50,
         least=10_000,
     ),
+    # The paper's model on every tenth window of the paper's roles. An epoch of a client is 34 batches of 0.27 s.
+    ("tenth", "shake"): Size(
+        source="shakespeare",
+        clients=66,
+        rounds=100,
+        model=Lstm(),
+        rate=1.47,
+        batch=50,
+        text=Text(stride=10),
+        alone=Alone(epochs=40, patience=10),
+        least=1_000,  # 10,000 windows, of which one in 10
+        pace=9.3,
+    ),
     ("cpu", "cifar"): Size(
         source="cifar10-half",
         clients=50,
@@ -83,11 +100,11 @@ SIZES: dict[tuple[str, str], Size] = {
         epsilon=0.25,
         alone=Alone(epochs=40, patience=10),
         scoring=Scoring(every=10, last=5),
-        longer=3,  # everyone is treated within some 45 rounds, which is all that 100 leave after detection
+        longer=3,  # all clients are treated within about 45 rounds, and 100 rounds leave no more after detection
     ),
     ("cpu", "shake"): Size(
         source="shakespeare",
-        clients=50,  # the largest roles: five of them active, of whom one attacks
+        clients=50,  # the largest roles: five of them are active, of which one attacks
         rounds=30,
         model=Lstm(hidden=48),
         rate=1.47,
@@ -131,16 +148,28 @@ SIZES: dict[tuple[str, str], Size] = {
 }
 
 
-def size_of(task: str, scale: str, world: str = "nfl") -> Size:
+def only_task(scale: str) -> str | None:
+    """The task of a scale that has only one; None where it has both."""
+    tasks = [task for name, task in SIZES if name == scale]
+    return tasks[0] if len(tasks) == 1 else None
+
+
+def check_scale(scale: str) -> None:
     if scale not in SCALES:
         raise UserError(f"--scale {scale}: choose among {', '.join(SCALES)}")
+
+
+def size_of(task: str, scale: str, world: str = "nfl") -> Size:
+    check_scale(scale)
+    if (scale, task) not in SIZES:
+        raise UserError(f"--scale {scale}: it has no runs of {task}; give --task {only_task(scale)}")
     size = SIZES[scale, task]
     return replace(size, rounds=size.rounds * size.longer) if world in LONG else size
 
 
 @cache
 def plan_for(task: str, world: str, method: str, scale: str, seed: int) -> Plan:
-    """The plan of one cell of the evaluation: the task's preset, at a scale, in a world, by a method."""
+    """The plan of one cell of the evaluation: the task's preset at a scale, in an environment, with a method."""
     check_world(task, world)
     size = size_of(task, scale, world)
     base = _sized(resolve(f"{task}-nfl", seed=seed), task, size)
@@ -149,10 +178,15 @@ def plan_for(task: str, world: str, method: str, scale: str, seed: int) -> Plan:
     name = f"{task}-{one_name(task, world)}-{method}-{scale}"
     chosen = variant(method, task, trimmed, size.detection)
     if isinstance(chosen.adaptation, FineTuneHead):
-        # Every client is tuned anew to be scored, which costs more than the federation; no figure shows the curve.
+        # Scoring tunes every client, which takes longer than the federation; no figure shows this curve.
         plan = replace(plan, scoring=replace(plan.scoring, every=plan.rounds))
         if size.fine_tuning:
             chosen = replace(chosen, adaptation=replace(chosen.adaptation, epochs=size.fine_tuning))
+    guarded = isinstance(chosen.adaptation, Guarded)
+    if guarded or method == "fedavg-gain":  # clients hold out V_i
+        plan = replace(plan, detection=component(Detector, "gain"))
+    if guarded:  # all models are tuned where a client is scored
+        plan = replace(plan, scoring=replace(plan.scoring, every=plan.rounds))
     plan = replace(plan, name=name, method=chosen)
     if method in ALONE:
         rule = replace(plan.alone, stretch=ALONE[method])
@@ -188,7 +222,7 @@ CLASSES = {"cifar": 10, "shake": 80}
 
 
 def reduced(task: str, scale: str, world: str = "nfl") -> str:
-    """What is smaller than in the paper, in words, the paper's value in brackets."""
+    """The settings that are smaller than in the paper, as text, with the paper's value in brackets."""
     mine, papers = size_of(task, scale, world), SIZES["paper", task]
     weights = [parameters_of(size.model.build(CLASSES[task])) for size in (mine, papers)]
     every = f"one window in {mine.text.stride} (all)"

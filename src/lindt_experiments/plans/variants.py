@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import final
 
+from lindt.client.adaptations.apfl import Apfl
 from lindt.client.adaptations.dual import Dual, Position, Scale
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
 from lindt.client.adaptations.separate import Separate
@@ -21,7 +22,7 @@ LINDT = METHODS["lindt"]
 POSITIONS: tuple[Position, ...] = ("after", "before")
 SCORES: tuple[Scale, ...] = ("paper", "sqrt_d", "cosine")
 FIRSTS: tuple[Initial, ...] = ("copy", "random")
-# Attach position x scale of the score x first v. The default of all three is LINDT itself.
+# Attach position x scale of the score x first v. LINDT has the default of all three.
 ABLATIONS: dict[str, Method] = {
     f"dual-{position}-{scale}-{first}": replace(LINDT, adaptation=dual)
     for position, scale, first in product(POSITIONS, SCORES, FIRSTS)
@@ -30,17 +31,20 @@ ABLATIONS: dict[str, Method] = {
     "dual-head": replace(LINDT, adaptation=Dual(trains="head")),  # only the head of v trains
     "separate": replace(LINDT, adaptation=Separate()),  # v alone, no attaching
 }
-# The private models alone, under the rule's own number of epochs, half and twice of it; FedAvg plays one round.
+# Only the private models, with the rule's number of epochs, half of it and twice of it; FedAvg plays one round.
 ALONE = {"alone-x0.5": 0.5, "alone-x1": 1.0, "alone-x2": 2.0}
 PAPERS = ("fedavg", "fedprox", "trimmed-mean", "fb", "apfl", "lindt", "lindt-tm")
-OURS = ("lindt-before",)  # the best of the ablation on CIFAR / NFL, seed 0: a row of its own in table 3
-NAMES = (*PAPERS, *OURS, "runtime", "runtime-once", "runtime-quiet", *ABLATIONS, *ALONE)
+# Rows of our own in table 3: the best variant of the ablation on CIFAR / NFL, seed 0, and the default recovery.
+OURS = ("lindt-before", "guarded")
+# Not in the paper: APFL that learns, two later recoveries, and FedAvg whose clients report gains for the test.
+LATER = ("apfl-own", "fl-guard", "guarded-all", "fedavg-gain")
+NAMES = (*PAPERS, *OURS, *LATER, "runtime", "runtime-once", "runtime-quiet", *ABLATIONS, *ALONE)
 
 
 @final
 @dataclass(frozen=True)
 class Detection:
-    """What detection uses at a scale; `quiet` is the third rule's number of rounds."""
+    """The settings of detection at a scale; `quiet` is the number of rounds of the third stopping rule."""
 
     epsilon: float
     patience: int  # r'
@@ -51,7 +55,7 @@ def variant(name: str, task: str, trimmed: float, detection: Detection) -> Metho
     """A method by name; a trimmed mean trims the attackers' share."""
     if name in ABLATIONS:
         return ABLATIONS[name]
-    if name in ALONE or name == "fedavg":
+    if name in ALONE or name in ("fedavg", "fedavg-gain"):
         return METHODS["fedavg"]
     if name == "fb":
         return replace(METHODS["fb"], adaptation=FINE_TUNING[task])
@@ -65,6 +69,8 @@ def variant(name: str, task: str, trimmed: float, detection: Detection) -> Metho
     if name in rules:
         recovery = OnDetection(epsilon=detection.epsilon, patience=detection.patience, stop=rules[name])
         return replace(LINDT, recovery=recovery)
-    if name not in (*PAPERS, *OURS):
+    if name == "apfl-own":
+        return replace(METHODS["apfl"], adaptation=Apfl(v_loss="own"))
+    if name not in (*PAPERS, *OURS, *LATER):
         raise UserError(f"method {name!r}: choose among {', '.join(NAMES)}")
     return METHODS[name]

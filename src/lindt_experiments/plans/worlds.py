@@ -1,4 +1,4 @@
-"""The environments of the paper's evaluation: each changes one thing of a task's default NFL."""
+"""The environments (worlds) of the paper's evaluation: each changes one setting of a task's default NFL."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from lindt.environment.privacy import Gaussian
 from lindt.environment.threats import Backdoor, NextCharacter, NoThreat, Until
 from lindt.errors import UserError
 from lindt.plan.plan import Plan
+from lindt_experiments.plans.choices import CHOICES
 
 TASKS = ("cifar", "shake")
 WORLDS: dict[str, tuple[str, ...]] = {
@@ -22,6 +23,7 @@ WORLDS: dict[str, tuple[str, ...]] = {
         *("attack-0", "attack-0.1"),  # Table 6
         *("sigma-0.003", "sigma-0.005", "sigma-0.007", "sigma-0.01"),  # Table 7
         "lifted",  # Figures 8 and 9: non-IID(10), the attacks end after 70% of the rounds
+        *CHOICES,  # the default NFL with one open choice changed
     ),
     "shake": (
         "nfl",  # by role, 10% active, 16% attackers, sigma = 0.001
@@ -32,8 +34,8 @@ WORLDS: dict[str, tuple[str, ...]] = {
         *("sigma-0.003", "sigma-0.005", "sigma-0.007", "sigma-0.01"),  # Table 13
     ),
 }
-LIFTED = 0.7  # of the rounds: the paper's round 350 of 500
-# Where recovery begins after half of the rounds and ends before the last: a short run has no room for it.
+LIFTED = 0.7  # the share of the rounds with attacks: the paper's round 350 of 500
+# Environments in which recovery begins after half of the rounds and ends before the last: they need more rounds.
 LONG = ("nfl-long", "normal-long", "lifted")
 
 
@@ -45,13 +47,15 @@ def check_world(task: str, world: str) -> None:
 
 
 def one_name(task: str, world: str) -> str:
-    """Shakespeare's normal FL is that of 0% attackers: one run under one name."""
+    """The name of an environment. Shakespeare's normal FL and that with 0% attackers are the same run."""
     return "normal" if (task, world) == ("shake", "attack-0") else world
 
 
 def in_world(plan: Plan, task: str, world: str) -> Plan:
-    """The task's default plan moved into another environment."""
+    """The task's default plan in another environment."""
     check_world(task, world)
+    if world in CHOICES:
+        return CHOICES[world].change(plan)
     kind, _, value = one_name(task, world).removesuffix("-long").partition("-")
     if kind == "active":
         return _environment(plan, participation=Sampled(rate=float(value)))

@@ -1,1 +1,1 @@
-"""Runs the plans in processes of their own and reports progress."""
+"""Plays plans in separate processes and reports progress."""

@@ -1,4 +1,4 @@
-"""From a finished run's folder to the one line that is kept of it."""
+"""The outcome of a finished run, one line, from its folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTS = ("harmed", "clearly_harmed", "counted_clients")
 @final
 @dataclass(frozen=True)
 class Origin:
-    """What made a result: said with every line and table."""
+    """The command, commit and date of a result, stored with every line and table."""
 
     command: str
     commit: str
@@ -36,7 +36,7 @@ class Origin:
 
 
 def commit() -> str:
-    """The commit of the code that runs, marked where it was changed since; "unknown" outside of version control."""
+    """The commit of the running code, marked if files have changed since; "unknown" outside of version control."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:
@@ -54,17 +54,17 @@ def commit() -> str:
 
 
 def ended(folder: Path, key: str) -> bool:
-    """Whether the folder holds a finished run of this very plan."""
+    """Whether the folder holds a finished run of this plan."""
     if not (folder / "plan.toml").exists():
         return False
     store = Store.open(folder)
     if content_key(store.plan()) != key:
-        raise UserError(f"{folder}: holds a run of another plan than its name says; move it away")
+        raise UserError(f"{folder}: it holds a run of another plan than its name says; move it to another folder")
     return store.ended
 
 
 def outcome_of(folder: Path, cell: Cell, scale: str, origin: Origin) -> Outcome:
-    """What the finished run in a folder left."""
+    """The outcome of the finished run in a folder."""
     store = Store.open(folder)
     plan, summary, lines = store.plan(), store.summary(), store.rounds()
     size, recovery = size_of(cell.task, scale, cell.world), plan.method.recovery
@@ -107,7 +107,10 @@ def _column(lines: Sequence[dict[str, Any]], name: str) -> tuple[float | None, .
 
 
 def _notes(lines: Sequence[dict[str, Any]], last: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What the method logs, as the mean of the last scored rounds; the share of clipped updates over all rounds."""
+    """The notes of the method, as means of the last scored rounds; the share of clipped updates over all rounds.
+
+    Where clients report gains: the test's verdict after the last round, and the round of the early warning.
+    """
     found: dict[str, list[float]] = {}
     for line in last:
         for name, value in line["scores"]["notes"].items():
@@ -115,4 +118,13 @@ def _notes(lines: Sequence[dict[str, Any]], last: Sequence[dict[str, Any]]) -> d
     clipped = [line["clipped"] for line in lines if "clipped" in line]
     if clipped:
         found["clipped"] = clipped
-    return {name: sum(values) / len(values) for name, values in sorted(found.items())}
+    return {name: sum(values) / len(values) for name, values in sorted((found | _test_of_gains(lines[-1])).items())}
+
+
+def _test_of_gains(line: dict[str, Any]) -> dict[str, list[float]]:
+    """The gain that the test has found, its error and the round since which it has been shown, as notes."""
+    told = line.get("detection") or {}
+    verdict = told.get("verdict") or {}
+    values = {f"test/{name}": verdict.get(name) for name in ("gain", "error", "since")}
+    values["test/warning"] = told.get("warning")
+    return {name: [float(value)] for name, value in values.items() if value is not None}

@@ -1,4 +1,4 @@
-"""How the queue's news reach people and machines: one bar for everything, or a line of JSON for each."""
+"""The output of the queue: one progress bar for all runs, or a line of JSON for each event."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, final
+from typing import NamedTuple, Protocol, final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lindt_experiments.queue.jobs import Job
-from lindt_experiments.queue.queue import JobEvent, play_all
+from lindt_experiments.queue.queue import JobEvent, passed, play_all
 
 
 class ProgressReporter(Protocol):
@@ -24,7 +24,7 @@ class ProgressReporter(Protocol):
 
 @final
 class Lines:
-    """For machines."""
+    """Events as lines of JSON."""
 
     def report(self, events: JobEvent) -> None:
         line: dict[str, object] = {"event": events.happening, "run": events.job.name}
@@ -37,12 +37,12 @@ class Lines:
 
 @final
 class Bar:
-    """For people: the share of all work that is done, the time left, and what is being played."""
+    """A progress bar: the share of the work that is done, the time left, and the present runs."""
 
     def __init__(self, console: Console, progress: Progress, task: TaskID, jobs: Sequence[Job]) -> None:
         self.console, self.progress, self.task = console, progress, task
         self.before = {job.key: job.played() for job in jobs}
-        # Of those that share private models one trains them; a run that is resumed has them already.
+        # Of the runs that share private models only one trains them; a resumed run has them already.
         first = {job.models: job.key for job in reversed(jobs) if not self.before[job.key]}
         self.alone = {job.key: job.work.alone if first.get(job.models) == job.key else 0.0 for job in jobs}
         self.total = {j.key: self.alone[j.key] + j.work.round * (j.plan.rounds - self.before[j.key]) for j in jobs}
@@ -104,32 +104,50 @@ def progress_for(console: Console, as_json: bool, jobs: Sequence[Job]) -> Iterat
 @final
 @dataclass(frozen=True)
 class Audience:
-    """Who is told of the runs, and the command that goes on after Ctrl-C."""
+    """The output of the runs, and the command that continues after Ctrl-C."""
 
     console: Console
     as_json: bool
     command: str
 
 
-def play_jobs(jobs: Sequence[Job], at_once: int, together: int, keep: Callable[[Job], None], audience: Audience) -> int:
-    """Play them and `keep` each as it ends; returns how many failed."""
-    failed = 0
+class Played(NamedTuple):
+    """How many runs have ended, and how many have failed."""
+
+    ended: int
+    failed: int
+
+
+def play_jobs(
+    jobs: Sequence[Job],
+    at_once: int,
+    together: int,
+    keep: Callable[[Job], None],
+    audience: Audience,
+    until: float | None = None,
+) -> Played:
+    """Play the jobs, up to the time `until`, and call `keep` for each that ends."""
+    failed = ended = 0
     with progress_for(audience.console, audience.as_json, jobs) as progress:
-        events = play_all(jobs, at_once, together)
+        events = play_all(jobs, at_once, together, until)
         try:
             for event in events:
                 if event.happening == "ended":
                     keep(event.job)
+                ended += event.happening == "ended"
                 failed += event.happening == "failed"
                 progress.report(event)
         except KeyboardInterrupt:
             events.close()  # ends the processes
-            hint = f"stopped; what was played is kept: `{audience.command}` goes on from there\n"
+            hint = f"stopped; finished rounds are kept: `{audience.command}` continues from there\n"
             (sys.stderr if audience.as_json else sys.stdout).write(hint)
             sys.exit(130)
         finally:
             events.close()
-    return failed
+    if passed(until) and ended + failed < len(jobs):
+        text = f"time limit reached: {ended} of {len(jobs)} runs ended; `{audience.command}` continues from there\n"
+        (sys.stderr if audience.as_json else sys.stdout).write(text)
+    return Played(ended, failed)
 
 
 def say_json(line: dict[str, object]) -> None:

@@ -1,7 +1,8 @@
-"""Plays jobs in processes of their own, some at once, and tells what happens.
+"""Plays jobs in separate processes, several at a time, and yields events.
 
-Longest first. Runs that share private models never train them at the same time: the next of such a group starts when
-the one before has played its first round, and finds them in the cache.
+The longest jobs are played first, unless there is a time limit. Runs that share private models never train them at the
+same time: the next run of such a group starts when the run before has played its first round, and uses the cache.
+Runs with the same first rounds play them once (queue/shared_rounds.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,17 +20,18 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Literal, final
 
+from lindt.errors import UserError
 from lindt_experiments.queue.jobs import Job
 
 Happening = Literal["started", "alone", "round", "ended", "failed", "waiting"]
-PATIENCE = 10.0  # seconds for a process that was asked to end
+PATIENCE = 10.0  # seconds that a process has to end
 ROOT = Path(__file__).parents[2]
 
 
 @final
 @dataclass(frozen=True)
 class JobEvent:
-    """Something that happened to a job. `round` is the last one played; `clients` goes with "alone"."""
+    """An event of a job. `round` is the last finished round; `clients` is set in the event "alone"."""
 
     happening: Happening
     job: Job
@@ -47,13 +50,13 @@ class WorkerProcess:
         self.group, self.log = jobs[0].group, jobs[0].log
         for job in jobs:
             job.write_plan()
-        paths = [str(path) for job in jobs for path in (job.plan_file, job.folder)]
+        tasks = [json.dumps(job.task()) for job in jobs]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         path = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
         with self.log.open("w") as log:
-            # A session of its own: Ctrl-C in the terminal reaches only us, and we end it in order.
+            # In a session of its own: Ctrl-C in the terminal reaches only this process, which then ends the others.
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "lindt_experiments.queue.worker", *paths],
+                [sys.executable, "-P", "-m", "lindt_experiments.queue.worker", *tasks],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -73,9 +76,9 @@ class WorkerProcess:
         self.inbox.put((self, None))
 
     def hear(self, line: str) -> JobEvent | None:
-        """What a line of the process says of its first job that has not ended."""
+        """The event in a line of the process, for its first job that has not ended."""
         if not line.startswith("{"):
-            return None  # chatter of a library
+            return None  # output of a library
         told: dict[str, Any] = json.loads(line)
         happening, job = told["event"], self.left[0]
         if happening in ("round", "ended"):
@@ -86,7 +89,7 @@ class WorkerProcess:
 
     def failure(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        said = "\n".join(lines[-5:]) or "it said nothing"
+        said = "\n".join(lines[-5:]) or "it printed no error"
         code = self.process.returncode
         return said if code > 0 else f"ended by signal {-code}: {said}"
 
@@ -99,18 +102,39 @@ class WorkerProcess:
         self.reader.join()
 
 
-def play_all(jobs: Sequence[Job], at_once: int, together: int = 1) -> Generator[JobEvent, None, None]:
-    """Play all jobs and tell of each; one that fails is told of and the others go on. Closing it stops everything."""
-    pending = sorted(jobs, key=lambda job: -(job.work.alone + job.work.federation))
+def check_hours(hours: float | None) -> None:
+    if hours is not None and not 0 < hours <= 10_000:
+        raise UserError(f"--hours {hours:g}: give a number of hours above 0")
+
+
+def deadline_after(hours: float | None) -> float | None:
+    """The time after so many hours, on the clock of `time.monotonic`; None without a limit."""
+    return None if hours is None else time.monotonic() + 3600 * hours
+
+
+def passed(until: float | None) -> bool:
+    return until is not None and time.monotonic() >= until
+
+
+def play_all(
+    jobs: Sequence[Job], at_once: int, together: int = 1, until: float | None = None
+) -> Generator[JobEvent, None, None]:
+    """Play all jobs and yield their events. A job that fails does not end the others. Closing it stops all processes.
+
+    With `until`, a time of `time.monotonic`, jobs are played in the given order, so that the next call continues those
+    that were begun. At that time no further job starts, and running jobs are stopped, to be resumed.
+    """
+    by_work = sorted(jobs, key=lambda job: -(job.work.alone + job.work.federation))
+    pending = by_work if until is None else list(jobs)
     inbox: SimpleQueue[tuple[WorkerProcess, str | None]] = SimpleQueue()
     players: set[WorkerProcess] = set()
     waiting: set[str] = set()
     try:
-        while pending or players:
+        while (pending or players) and not passed(until):
             while len(players) < at_once and (batch := _next(pending, players, together)):
                 pending = [job for job in pending if job not in batch]
                 players.add(WorkerProcess(batch, inbox))
-            if not players:  # all that is left is in the hands of another process
+            if not players:  # all remaining jobs are being played by another process
                 fresh = [job for job in pending if job.name not in waiting]
                 waiting |= {job.name for job in fresh}
                 yield from (JobEvent("waiting", job) for job in fresh)
@@ -132,9 +156,14 @@ def play_all(jobs: Sequence[Job], at_once: int, together: int = 1) -> Generator[
 
 
 def _next(pending: Sequence[Job], players: Iterable[WorkerProcess], together: int) -> list[Job]:
-    """The next job that may start, with others of its batch that the same process plays after it."""
+    """The next job that may start, with others of its batch that the same process plays after it.
+
+    A run that can begin with the rounds of another waits until that run has kept them.
+    """
+    players = list(players)
     training = {worker.group for worker in players if worker.alone}
-    free = [job for job in pending if job.group not in training and not job.busy()]
+    others = [*pending, *(job for worker in players for job in worker.left)]
+    free = [job for job in pending if job.group not in training and not job.busy() and not job.waits_for(others)]
     return [job for job in free if _batch(job) == _batch(free[0])][:together] if free else []
 
 

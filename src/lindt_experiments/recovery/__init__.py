@@ -1,1 +1,1 @@
-"""Every method of recovery in the same federations: who gains, who is left worse off, and what it costs."""
+"""Every method of recovery in the same federations: gains, clients worse off, and costs."""

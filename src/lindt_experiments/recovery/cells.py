@@ -1,16 +1,18 @@
 """The cells of the scoreboard of recovery, each with its plan: a method in a federation on CIFAR-10.
 
-The rule of the settings, written before any run: each method has the settings that it has by name (`lindt methods`),
-which are its authors' where they are known. Nothing is searched for on these federations. Every method trains on all of
-a client's data, except guarded prediction, which pays for its validation part V_i with training data.
+The settings were fixed before any run: each method has the settings of its name (`lindt methods`), which are its
+authors' where they are known. No setting is tuned on these federations; where the authors' fail, one is searched with
+other seeds on validation data (settings.py). Every method trains on all of a client's data,
+except guarded prediction, which holds out its validation part V_i, and gives it back to the models that predict.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from lindt.client.adaptations.fine_tune_head import FineTuneHead
 from lindt.client.adaptations.guarded import Guarded
@@ -32,9 +34,12 @@ WORLDS: Final = {
 }
 METHOD_NAMES: Final = (
     "fedavg", "fedprox", "fb", "apfl", "fine-tune", "ditto", "fl-guard", "fedper", "fedrep", "fedbabu", "fedala",
-    "lindt", "guarded", "guarded-fine-tune",
+    "lindt", "guarded", "guarded-fine-tune", "guarded-all",
 )  # fmt: skip
-PAPER: Final = ("fedavg", "fb", "lindt", "fl-guard", "fine-tune", "guarded")  # days of work: a few
+# Settings that the search (settings.py) found where the authors' fail: by name, the method and the fields that change.
+SEARCHED: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {}
+# At the paper's size a few only, as they take days.
+PAPER: Final = ("fedavg", "fb", "lindt", "fl-guard", "fine-tune", "guarded", "guarded-all")
 
 
 class RecoveryCell(NamedTuple):
@@ -42,11 +47,16 @@ class RecoveryCell(NamedTuple):
     method: str
 
 
+def method_names() -> tuple[str, ...]:
+    """All methods of the scoreboard: those with the settings of their name, and those with settings that were found."""
+    return (*METHOD_NAMES, *SEARCHED)
+
+
 @cache
 def cells(scale: str) -> tuple[RecoveryCell, ...]:
     if scale not in SCALES:
         raise UserError(f"--scale {scale}: choose among {', '.join(SCALES)}")
-    worlds, methods = (("nfl", "normal"), PAPER) if scale == "paper" else (tuple(WORLDS), METHOD_NAMES)
+    worlds, methods = (("nfl", "normal"), PAPER) if scale == "paper" else (tuple(WORLDS), method_names())
     return tuple(RecoveryCell(*names) for names in product(worlds, methods))
 
 
@@ -59,7 +69,11 @@ def plan_for(cell: RecoveryCell, scale: str, seed: int) -> Plan:
         plan = replace(plan, data=replace(plan.data, allocation=Dirichlet(alpha=0.1, floor=size.floor)))
     if cell.world == "dirichlet":
         plan = replace(plan, environment=replace(plan.environment, threat=NoThreat()))
-    method = METHODS[cell.method]
+    name, changed = SEARCHED.get(cell.method, (cell.method, {}))
+    method = METHODS[name]
+    if changed:
+        adaptation: Any = method.adaptation
+        method = replace(method, adaptation=replace(adaptation, **changed))
     if isinstance(method.adaptation, FineTuneHead) and size.fine_tuning:
         method = replace(method, adaptation=replace(method.adaptation, epochs=size.fine_tuning))
     guarded = isinstance(method.adaptation, Guarded)
@@ -68,6 +82,6 @@ def plan_for(cell: RecoveryCell, scale: str, seed: int) -> Plan:
         name=f"recovery-{cell.world}-{cell.method}-{scale}",
         method=method,
         detection=component(Detection, "gain") if guarded else plan.detection,
-        # Some methods tune a model for each client that is scored: the end alone is.
+        # Only the last rounds are scored, since some methods tune a model for each client that is scored.
         scoring=Scoring(every=plan.rounds, last=plan.scoring.last),
     )

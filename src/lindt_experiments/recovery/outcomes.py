@@ -1,4 +1,4 @@
-"""What the scoreboard of recovery keeps: results/recovery-<scale>.jsonl, one line a run. Never imports torch."""
+"""The stored outcomes of the scoreboard of recovery: results/recovery-<scale>.jsonl, one line per run. No torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from lindt_experiments.results.kept_lines import KeptLines
 @final
 @dataclass(frozen=True)
 class RecoveryOutcome:
-    """One run. Scores and gains are fractions, means over the last scored rounds; what is of single clients, and the
-    counts, are of the last one."""
+    """One run. Scores and gains are fractions, means over the last scored rounds; the values of single clients, and
+    the counts, are those of the last scored round."""
 
     world: str
     method: str
@@ -32,8 +32,8 @@ class RecoveryOutcome:
     clearly_better: int | None
     attack_local: float | None
     train_seconds: float | None  # of a client in a round: the median over rounds that are not scored
-    score_seconds: float | None  # to predict, of a client: what a scored round takes longer
-    bytes: int  # that a client and the server have to exchange in a round: the shared weights, there and back
+    score_seconds: float | None  # of a client to predict: the extra time of a scored round
+    bytes: int  # that a client receives and sends in a round: the shared weights, twice
     command: str
     commit: str
     date: str

@@ -1,1 +1,1 @@
-"""What finished runs left, kept in the repository."""
+"""The outcomes of finished runs, stored in the repository."""

@@ -1,4 +1,4 @@
-"""A board's file of results, one line a run. Never imports torch."""
+"""A board's file of results, one line per run. Never imports torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lindt_experiments.results.outcomes import checked, locked, rounded
 
 
 class KeptLine(Protocol):
-    """The outcome of a run, a dataclass. `place` may stand only once in a file."""
+    """The outcome of a run, a dataclass. Each `place` occurs at most once in a file."""
 
     @property
     def place(self) -> Any: ...
@@ -33,7 +33,7 @@ def plain_line(outcome: Any) -> str:
 @final
 @dataclass(frozen=True)
 class KeptLines(Generic[T]):
-    """results/NAME-SCALE.jsonl: one line a run, sorted. `what` names such a line in an error."""
+    """results/NAME-SCALE.jsonl: one line per run, sorted. `what` is the name of a line in an error."""
 
     name: str
     outcome: type[T]
@@ -50,7 +50,7 @@ class KeptLines(Generic[T]):
         return [self._outcome(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
 
     def keep(self, folder: Path, scale: str, outcomes: Iterable[T]) -> None:
-        """Put each in the place of the same run's line; the file is replaced whole."""
+        """Add the outcomes, or replace the lines of the same runs; the file is replaced as a whole."""
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
             found = {one.place: one for one in (*self.load(folder, scale), *outcomes)}

@@ -1,4 +1,4 @@
-"""What finished runs left, kept in the repository: results/<scale>.jsonl, one line a run. Never imports torch."""
+"""The outcomes of finished runs, stored in the repository: results/<scale>.jsonl, one line per run. No torch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from lindt.errors import UserError
 from lindt.runs.files import locked_folder, write_whole
 
 Cell = tuple[str, str, str, int]  # task, world, method, seed
-SCALES = ("smoke", "cpu", "paper")
+SCALES = ("smoke", "cpu", "tenth", "paper")
 ROUND_BY_ROUND, SCORED = ("delta", "w_div", "clean"), ("local_curve", "central_curve", "beta_curve")
 
 
 @final
 @dataclass(frozen=True)
 class Outcome:
-    """What one finished run left, small enough to keep in the repository. Scores and gains are fractions.
+    """The outcome of one finished run, small enough for the repository. Scores and gains are fractions.
 
     `central` to `attack_local` are means over the last scored rounds, `harmed` and `clearly_harmed` are those of
-    the last one. The last four tuples have one entry a scored round, `delta` to `flag` one entry a round.
+    the last scored round. The last four tuples have one entry per scored round, `delta` to `flag` one entry per round.
     """
 
     task: str  # "cifar" or "shake"
@@ -38,7 +38,7 @@ class Outcome:
     seed: int
     plan: str  # content key of the plan: the same plan in two tables runs once
     rounds: int
-    epsilon: float  # used, or what detection would use at this scale
+    epsilon: float  # of the run, or of detection at this scale
     patience: int  # r'
     central: float | None
     local: float | None
@@ -56,7 +56,7 @@ class Outcome:
     w_div: tuple[float | None, ...]
     clean: tuple[float | None, ...]
     flag: tuple[bool, ...]  # whether the clients recovered in this round
-    scored: tuple[int, ...]  # which rounds
+    scored: tuple[int, ...]  # the scored rounds
     local_curve: tuple[float, ...]
     central_curve: tuple[float | None, ...]
     beta_curve: tuple[float | None, ...]
@@ -65,28 +65,35 @@ class Outcome:
     commit: str
     date: str
     seconds: float
-    reduced: str  # what the scale reduces, in words
+    reduced: str  # the settings that the scale reduces, as text
 
     @property
     def cell(self) -> Cell:
-        """What may stand only once in a file."""
+        """The key of the outcome: it occurs at most once in a file."""
         return self.task, self.world, self.method, self.seed
 
 
 def load(folder: Path, scale: str | None = None) -> list[Outcome]:
-    """All that is kept of a scale, or of all of them. A scale without a file has nothing yet."""
+    """The stored outcomes of a scale, or of all scales. A scale without a file has none."""
     if scale is not None and scale not in SCALES:
         raise UserError(f"scale {scale!r}: choose among {', '.join(SCALES)}")
     return [outcome for name in ([scale] if scale else SCALES) for outcome in _read(path_of(folder, name))]
 
 
 def keep(folder: Path, outcome: Outcome) -> None:
-    """Add the outcome, or put it in the place of the same cell's line; the file is replaced whole, sorted."""
+    """Add the outcome, or replace the line of the same cell; the sorted file is replaced as a whole.
+
+    A line of another plan or commit goes to results/earlier/<scale>.jsonl before it is replaced.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = path_of(folder, outcome.scale)
     with locked(folder):
-        lines = {_cell(table, where): text for where, text, table in _tables(path)}
-        lines[outcome.cell] = _line(outcome)
+        found = {_cell(table, where): (text, table) for where, text, table in _tables(path)}
+        if outcome.cell in found:
+            text, table = found[outcome.cell]
+            if (table.get("plan"), table.get("commit")) != (outcome.plan, outcome.commit):
+                _keep_earlier(path_of(folder / "earlier", outcome.scale), text)
+        lines = {cell: text for cell, (text, _) in found.items()} | {outcome.cell: _line(outcome)}
         write_whole(path, "".join(f"{lines[cell]}\n" for cell in sorted(lines)).encode())
 
 
@@ -104,8 +111,15 @@ def path_of(folder: Path, scale: str) -> Path:
 
 
 def locked(folder: Path) -> AbstractContextManager[None]:
-    """One writer at a time; the lock is on the folder itself and goes with the process."""
+    """Allow one writer at a time; the lock is on the folder itself and ends with the process."""
     return locked_folder(folder, wait=math.inf, busy=f"{folder} is locked")
+
+
+def _keep_earlier(path: Path, line: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    known = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if line not in known:
+        write_whole(path, "".join(f"{one}\n" for one in [*known, line]).encode())
 
 
 def _line(outcome: Outcome) -> str:
@@ -115,7 +129,7 @@ def _line(outcome: Outcome) -> str:
 
 
 def rounded(value: Any, digits: int = 5) -> Any:
-    """Five significant digits: far below the spread over seeds, and a 500-round line stays small."""
+    """Round to five significant digits: far below the spread over seeds, and a line of 500 rounds stays small."""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}") if math.isfinite(value) else value
     if isinstance(value, Mapping):
@@ -130,7 +144,7 @@ def _spans(flags: tuple[bool, ...]) -> list[list[int]]:
 
 
 def _tables(path: Path) -> Iterator[tuple[str, str, Any]]:
-    """Each line: where it stands, its text, what it holds."""
+    """Each line: its place, its text, its content."""
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
         where = f"{path}, line {number}"
         try:
@@ -150,7 +164,7 @@ def _read(path: Path) -> Iterator[Outcome]:
     for where, _, table in _tables(path):
         outcome = _outcome(table, where)
         if outcome.scale != path.stem:
-            raise UserError(f"{where}: an outcome of scale {outcome.scale!r}; it stands in the wrong file")
+            raise UserError(f"{where}: an outcome of scale {outcome.scale!r} in the wrong file; move the line")
         yield outcome
 
 
@@ -172,7 +186,7 @@ def _outcome(table: Any, where: str) -> Outcome:
 
 
 def checked(hint: Any, value: Any, where: str) -> Any:
-    """The value as the type asks, or an error that names the field."""
+    """The value as the given type, or an error that names the field."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is types.UnionType:
         return None if value is None else checked(arguments[0], value, where)
@@ -185,5 +199,5 @@ def checked(hint: Any, value: Any, where: str) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise UserError(f"{where}: {str(value)[:40]!r} is no {hint}; take the file back from version control")
+        raise UserError(f"{where}: {str(value)[:40]!r} is not {hint}; take the file back from version control")
     return value

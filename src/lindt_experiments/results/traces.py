@@ -1,4 +1,4 @@
-"""Figure 1 on disk: results/traces-<scale>.jsonl, one line a panel, points in the plane only. Never imports torch."""
+"""The stored points of figure 1: results/traces-<scale>.jsonl, one line per panel. Never imports torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Point = tuple[float, float]
 @final
 @dataclass(frozen=True)
 class LocalUpdate:
-    """What one client did in one round: from the w it received to its w_i."""
+    """One client's update in one round: from the received w to its w_i."""
 
     round: int
     client: int
@@ -30,20 +30,20 @@ class LocalUpdate:
 @final
 @dataclass(frozen=True)
 class Traces:
-    """One panel: w^0 lies at the origin, both axes are in units of weight."""
+    """One panel: w^0 is the origin, both axes are in units of weight."""
 
     panel: str
     setting: str  # in words
     scale: str
     seed: int
-    plan: str  # content key of the plan: what was played once is not played again
+    plan: str  # content key of the plan: each plan is played once
     rounds: int
     parameters: int  # P
-    shares: Point  # of the traces' variance, on each axis
+    shares: Point  # the share of the variance of the traces on each axis
     global_trace: tuple[Point, ...]  # w^0 to w^R
     central_trace: tuple[Point, ...]  # the centralized reference, from the same w^0
     updates: tuple[LocalUpdate, ...]
-    w_div: tuple[float, ...]  # Eq. 5 a round, in all P dimensions: what the plane may hide
+    w_div: tuple[float, ...]  # Eq. 5 of each round, in all P dimensions, which the plane cannot show
     turns: tuple[float, ...]  # degrees between successive steps of w, in all P dimensions
     command: str
     commit: str
@@ -56,7 +56,7 @@ def path_of(folder: Path, scale: str) -> Path:
 
 
 def keep(folder: Path, scale: str, panels: Iterable[Traces]) -> Path:
-    """Put the panels in the place of the same ones of their seeds; the file is replaced whole."""
+    """Add the panels, or replace those of the same seeds; the file is replaced as a whole."""
     new = list(panels)
     replaced = {(panel.panel, panel.seed) for panel in new}
     others = [kept for kept in load(folder, scale) if (kept.panel, kept.seed) not in replaced]
@@ -91,7 +91,7 @@ def _traces(line: str, where: str) -> Traces:
             table[name] = tuple(float(value) for value in table[name])
         return Traces(**(table | {"shares": _point(table["shares"])}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{where}: no traces ({error}); make them anew with `lindt reproduce figure1`") from None
+        raise UserError(f"{where}: not traces ({error}); make them again with `lindt reproduce figure1`") from None
 
 
 def _point(pair: Any) -> Point:

@@ -1,4 +1,4 @@
-"""Table 8: how much data the clients hold, at the paper's size. Allocations are drawn; nothing is trained."""
+"""Table 8: the number of samples of the clients, at the paper's size. Only allocations are drawn, without training."""
 
 from __future__ import annotations
 

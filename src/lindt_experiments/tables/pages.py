@@ -1,4 +1,4 @@
-"""An exhibit from what was kept: its sheets, what is missing, what the scale reduces; and the page that is kept."""
+"""The page of an exhibit, from stored outcomes: its sheets, the missing runs, and the reduced settings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lindt.errors import UserError
 from lindt.runs.files import write_whole
 from lindt_experiments.plans.catalog import Exhibit
 from lindt_experiments.plans.keys import content_key
-from lindt_experiments.plans.scales import plan_for, reduced
+from lindt_experiments.plans.scales import only_task, plan_for, reduced
 from lindt_experiments.plans.worlds import TASKS
 from lindt_experiments.queue.gather import Origin
 from lindt_experiments.results.outcomes import Outcome
 from lindt_experiments.tables.client_sizes import sizes_sheet
 from lindt_experiments.tables.sheets import Sheet, as_markdown
-from lindt_experiments.tables.tables import MEANING, ablation_sheets, private_sheets, table_sheets
+from lindt_experiments.tables.tables import MEANING, ablation_sheets, choices_sheet, private_sheets, table_sheets
 from lindt_experiments.tables.titles import TASK_TITLES
 
 
@@ -27,16 +27,17 @@ from lindt_experiments.tables.titles import TASK_TITLES
 class Page:
     sheets: tuple[Sheet, ...]
     remarks: tuple[str, ...]
-    made: tuple[str, ...] = ()  # what played the runs it shows
+    made: tuple[str, ...] = ()  # the commands that played its runs
 
 
 def page_of(
     exhibit: Exhibit, outcomes: Sequence[Outcome], scale: str, seeds: int | None = None, task: str | None = None
 ) -> Page:
-    """What there is to show of an exhibit, of one task or of both; only what the scale's plans of today have made.
+    """The page of an exhibit, of one task or of both; only outcomes of the present plans of the scale are used.
 
-    What is missing is counted over `seeds`; without, over as many as the task has kept anything of.
+    Missing runs are counted over `seeds`; by default over the seeds that have any outcome of the task.
     """
+    task = task or only_task(scale)
     good = [outcome for outcome in outcomes if outcome.scale == scale and is_current(outcome)]
     tasks = [t for t in TASKS if task in (None, t) and (not exhibit.cells or t in {c.task for c in exhibit.cells})]
     if exhibit.kind == "sizes":
@@ -47,6 +48,8 @@ def page_of(
         sheets = ablation_sheets(exhibit, good, scale)
     elif exhibit.kind == "private":
         sheets = private_sheets(good, scale, task)
+    elif exhibit.kind == "choices":
+        sheets = [choices_sheet(good, scale)]
     else:
         sheets = table_sheets(exhibit, good, scale, task)
     reductions = [f"{TASK_TITLES[t]} at scale {scale}: {reduced(t, scale)}." for t in tasks]
@@ -56,7 +59,7 @@ def page_of(
 
 
 def _made(shown: Sequence[Outcome]) -> tuple[str, ...]:
-    """Runs may have come from several commands, over time."""
+    """The commands, commits and dates of the runs, which may be several."""
     commands = Counter((o.command, o.commit, o.date) for o in shown)
     return tuple(
         f"{count} run{'s' if count > 1 else ''} made by `{command}` at commit {commit}, {date}."
@@ -80,18 +83,23 @@ def _missing(
 
 
 def is_current(outcome: Outcome) -> bool:
-    """Whether today's plan of the cell is the one that made it; a scale may have been changed since."""
+    """Whether an outcome is of the present plan of its cell; the scale may have changed since."""
     try:
         plan = plan_for(outcome.task, outcome.world, outcome.method, outcome.scale, outcome.seed)
-    except UserError:  # a world or method that is no more
+    except UserError:  # an environment or method that does not exist any more
         return False
     return content_key(plan) == outcome.plan
 
 
-def write_page(page: Page, exhibit: Exhibit, scale: str, results: Path, origin: Origin) -> Path:
-    path = results / "tables" / f"{scale}-{exhibit.name}.md"
+def path_of(exhibit: Exhibit, scale: str, results: Path) -> Path:
+    return results / "tables" / f"{scale}-{exhibit.name}.md"
+
+
+def write_page(page: Page, exhibit: Exhibit, scale: str, results: Path, origin: Origin | None = None) -> Path:
+    """Write the page; `origin` is that of a page without runs."""
+    path = path_of(exhibit, scale, results)
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = page.made or (f"Made by `{origin.command}` at commit {origin.commit}, {origin.date}.",)
+    made = page.made or ((f"Made by `{origin.command}` at commit {origin.commit}, {origin.date}.",) if origin else ())
     heading = f"{exhibit.name}: {exhibit.title} (scale {scale})"
     write_whole(path, as_markdown(page.sheets, heading, [*made, *page.remarks]).encode())
     return path

@@ -12,19 +12,19 @@ Row = tuple[float | None, float, float]  # central accuracy, local accuracy, bet
 @final
 @dataclass(frozen=True)
 class Printed:
-    """One method in one environment, as a table of the paper has it."""
+    """One method in one environment, from a table of the paper."""
 
     table: int
     task: str
     world: str
     method: str
-    central: float | None  # FB's is FedAvg's, and left out
+    central: float | None  # None for FB, which has FedAvg's
     local: float
     beta: float
 
     @property
     def private(self) -> float:
-        """What the clients reach alone, as this row implies it."""
+        """The accuracy of clients alone that this row implies."""
         return self.local - self.beta
 
 
@@ -102,7 +102,7 @@ TABLES: dict[tuple[int, str, str], dict[str, Row]] = {
     (13, "shake", "sigma-0.007"): _pair((43.80, 51.10), (44.49, 52.89), (-2.70, +5.70)),
     (13, "shake", "sigma-0.01"): _pair((43.10, 47.69), (43.52, 52.43), (-3.67, +5.24)),
 }
-# Table 8: data per client, mean and standard deviation, of the paper's one draw.
+# Table 8: data per client, mean and standard deviation of the paper's single draw.
 CLIENT_SIZES: dict[tuple[str, str], tuple[int, int]] = {
     ("cifar", "iid"): (600, 0),
     ("cifar", "classes-10"): (600, 572),
@@ -122,6 +122,6 @@ def printed(table: int | None = None, task: str | None = None) -> Iterator[Print
 
 
 def one(task: str, world: str, method: str) -> Printed | None:
-    """What the paper prints of a cell; None where it prints nothing."""
+    """The paper's numbers for a cell; None where it has none."""
     found = [row for row in printed(task=task) if (row.world, row.method) == (world, method)]
     return found[0] if found else None

@@ -53,13 +53,17 @@ def as_rich(sheet: Sheet) -> Table:
 
 
 def as_markdown(sheets: Sequence[Sheet], heading: str, origin: Sequence[str]) -> str:
-    """A page of sheets under one heading, with what made them."""
+    """A page of sheets under one heading. `origin`: paragraphs that stand before them."""
     parts = [f"# {heading}", *origin]
     for sheet in sheets:
-        rule = ["---", *["--:"] * (len(sheet.columns) - 1)]
-        lines = [_line(row) for row in (sheet.columns, rule, *sheet.rows)]
-        parts += [f"## {sheet.title}", "\n".join(lines), *sheet.remarks]
+        parts += [f"## {sheet.title}", table_lines(sheet.columns, sheet.rows), *sheet.remarks]
     return "\n\n".join(parts) + "\n"
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; all columns but the first are aligned to the right."""
+    rule = ["---", *["--:"] * (len(columns) - 1)]
+    return "\n".join(_line(row) for row in (columns, rule, *rows))
 
 
 def _line(cells: Sequence[str]) -> str:

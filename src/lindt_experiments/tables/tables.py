@@ -1,10 +1,11 @@
-"""The paper's tables from what was kept: ours beside the paper's, cell by cell."""
+"""The paper's tables from stored outcomes: our number and the paper's in each cell."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from lindt_experiments.plans.catalog import ALONE_IN, Cell, Exhibit
+from lindt_experiments.plans.choices import CHOICES
 from lindt_experiments.plans.scales import size_of
 from lindt_experiments.results.outcomes import Outcome, find
 from lindt_experiments.tables import paper
@@ -76,7 +77,7 @@ def betas(kept: Sequence[Outcome], outcomes: Sequence[Outcome], alone: str, scal
 
 
 def ablation_sheets(exhibit: Exhibit, outcomes: Sequence[Outcome], scale: str) -> list[Sheet]:
-    """What each variant reaches; and what its dual does, as mean score and v's gradient norm at each point."""
+    """The scores of each variant, and the mean score and v's gradient norm at each point of its dual model."""
     model = size_of("cifar", scale).model.build(10)
     layers = [*(name for name, _ in model.named_modules()), "head"]
     reached, learned = [], []
@@ -103,7 +104,7 @@ def _noted(kept: Sequence[Outcome], prefix: str, layers: Sequence[str], digits: 
 
 
 def private_sheets(outcomes: Sequence[Outcome], scale: str, task: str | None) -> list[Sheet]:
-    """The private models under three numbers of epochs beside what the paper implies, and the gains over them."""
+    """The private models with three numbers of epochs and the paper's implied accuracy, and the gains over them."""
     alone, gains = [], []
     stretches = ("alone-x0.5", "alone-x1", "alone-x2")
     for whose, worlds in ALONE_IN.items():
@@ -125,3 +126,29 @@ def private_sheets(outcomes: Sequence[Outcome], scale: str, task: str | None) ->
         Sheet("Accuracy of the private models by epochs; the paper's is implied", columns, tuple(alone), (remark,)),
         Sheet("beta over them", columns, tuple(gains)),
     ]
+
+
+def choices_sheet(outcomes: Sequence[Outcome], scale: str) -> Sheet:
+    """FedAvg and the private models with one open choice changed, and the differences from the default."""
+    base = {one.seed: one for one in find(outcomes, task="cifar", world="nfl", method="fedavg", scale=scale)}
+    lines: list[tuple[str, ...]] = []
+    for world, title in {"nfl": "the default", **{name: choice.title for name, choice in CHOICES.items()}}.items():
+        kept = find(outcomes, task="cifar", world=world, method="fedavg", scale=scale)
+        paired = [(one, base[one.seed]) for one in kept if one.seed in base and world != "nfl"]
+        lines.append(
+            (
+                title,
+                str(len(kept)),
+                ours(one.local for one in kept),
+                ours((_less(a.local, b.local) for a, b in paired), sign=True),
+                ours(one.private for one in kept),
+                ours((_less(a.private, b.private) for a, b in paired), sign=True),
+                ours((one.beta for one in kept), sign=True),
+            )
+        )
+    columns = ("", "seeds", "FedAvg's local", "moved by", "private", "moved by", "beta")
+    return Sheet("One open choice made otherwise, CIFAR / NFL", columns, tuple(lines))
+
+
+def _less(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a - b

@@ -1,4 +1,4 @@
-"""Names as people read them. Never imports torch."""
+"""The titles of tasks, methods and environments in tables. Never imports torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ METHOD_TITLES = {
     "lindt": "LINDT",
     "lindt-tm": "LINDT-TM",
     "lindt-before": "LINDT, attached before activations (ours)",
+    "apfl-own": "APFL, v on its own loss",
+    "fl-guard": "FL-GUARD",
+    "guarded-all": "guarded-all",
+    "fedavg-gain": "FedAvg, clients report gains",
+    "guarded": "LINDT, guarded (ours)",
     "runtime": "run-time LINDT, persisting",
     "runtime-once": "run-time LINDT, everyone once",
     "runtime-quiet": "run-time LINDT, until quiet",
@@ -30,7 +35,7 @@ WORLD_TITLES = {
     **{f"attack-{share}": f"attack {float(share):.0%}" for share in ("0", "0.1", "0.33")},
     **{f"sigma-{sigma}": f"sigma {sigma}" for sigma in ("0.003", "0.005", "0.007", "0.01")},
 }
-# What the default NFL environment is called in a table that varies one thing of it.
+# The title of the default NFL environment in a table that varies one of its settings.
 STARRED: dict[int | tuple[str, str], str] = {
     4: "Mixed*",
     5: "K/N 10%*",

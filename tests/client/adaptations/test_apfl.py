@@ -20,6 +20,7 @@ from worlds import context
 from lindt.client.adaptations.apfl import Apfl
 from lindt.data.examples import Rows
 from lindt.errors import PlanError
+from lindt.plan.file import to_dict
 from lindt.plan.models import SmallCnn
 from lindt.protocols import Context
 from lindt.weights import read_w
@@ -56,6 +57,21 @@ def test_one_step_by_hand(mix: str) -> None:
     assert private.model.weight.item() == pytest.approx(2.81)
     assert private.alpha.item() == pytest.approx(0.1171)
     assert ctx.notes == {"alpha": pytest.approx(0.1171)}
+
+
+def test_v_may_train_on_its_own_loss() -> None:
+    """w = 3, v = 1: w <- 2.4; v <- 1 - 0.1 * 2 = 0.8, without the factor alpha. Mixture at the new w and old v: 1.7,
+    its gradient in w 1.7; alpha <- 0.5 - 0.1 * ((0.8 - 2.4) * (0.5 * 2 + 0.5 * 1.7) + 0.02 * 0.5) = 0.795"""
+    adaptation = Apfl(alpha=0.5, v_loss="own")
+    ctx, shared, private = start(adaptation, 3.0, 1.0)
+    step = adaptation.step(ctx, shared, private)
+    step(BATCH)
+    assert (shared.weight.item(), private.model.weight.item()) == (pytest.approx(2.4), pytest.approx(0.8))
+    assert private.alpha.item() == pytest.approx(0.795)
+    step(BATCH)  # 0.8 - 0.1 * 2 * 0.8
+    assert private.model.weight.item() == pytest.approx(0.64)
+    assert to_dict(adaptation) == {"kind": "apfl", "alpha": 0.5, "mix": "predictions", "first": "copy", "v_loss": "own"}
+    assert "v_loss" not in to_dict(Apfl())  # plans of earlier runs have the same keys
 
 
 def test_alpha_moves_once_a_round() -> None:

@@ -305,7 +305,7 @@ def test_a_misspelt_setting_is_not_taken_for_another(arguments: dict[str, Any], 
 
 def test_a_model_is_not_intertwined_with_itself() -> None:
     model = SmallCnn().build()
-    with pytest.raises(UserError, match=r"the same module; give the local model weights of its own"):
+    with pytest.raises(UserError, match=r"the same module as global_model; give it weights of its own"):
         intertwine(model, model)
 
 
@@ -320,7 +320,7 @@ def test_a_model_is_not_intertwined_with_itself() -> None:
     ],
 )
 def test_a_point_runs_exactly_once(models: tuple[nn.Module, nn.Module], point: str, how: str) -> None:
-    with pytest.raises(UserError, match=f"'{point}' fired {how}"):
+    with pytest.raises(UserError, match=f"'{point}' ran {how}"):
         intertwine(*models, ["a", point])(torch.randn(3, 2))
     assert hooks_on(models[0]) == hooks_on(models[1]) == 0
 
@@ -358,7 +358,7 @@ def test_a_point_has_to_give_a_tensor() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.both(x)["x"]
 
-    with pytest.raises(UserError, match="'both' gives a dict"):
+    with pytest.raises(UserError, match="'both' returns a dict"):
         intertwine(Odd(), Odd(), ["both"])(torch.randn(2, 2))
 
 

@@ -117,7 +117,7 @@ class Backwards(nn.Module):
 @pytest.mark.parametrize("head", ["", "base", "unused"])
 def test_a_head_that_does_not_give_the_output_is_refused(head: str) -> None:
     """Its 8 features would pass for 8 logits of 3 classes, silently."""
-    with pytest.raises(PlanError, match="does not end with it"):
+    with pytest.raises(PlanError, match="its output is not the model's output"):
         FineTuneHead(head=head).predictor(context(DATA), Backwards(), None)
     FineTuneHead(head="output", epochs=1).predictor(context(DATA), Backwards(), None)
 

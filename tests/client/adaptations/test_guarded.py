@@ -12,13 +12,23 @@ from torch.nn.functional import cross_entropy
 from worlds import context
 
 from lindt.client.adaptations.base import GlobalOnly
+from lindt.client.adaptations.dual import Dual
 from lindt.client.adaptations.fine_tune import FineTune
-from lindt.client.adaptations.guarded import Guarded, GuardedPredictor, bounded_values, mixed, mixture_weights
+from lindt.client.adaptations.fine_tune_head import FineTuneHead
+from lindt.client.adaptations.guarded import (
+    Guarded,
+    GuardedPredictor,
+    bounded_values,
+    fitting_rule,
+    mixed,
+    mixture_weights,
+)
 from lindt.data.examples import Rows, stratified
 from lindt.errors import PlanError, UserError
 from lindt.plan.problem import Accuracy
 from lindt.protocols import Context
 
+ALL_OF_8 = math.sqrt(2 * math.log(2) / 8) * 8  # 8 hits against 0, times the strength for two models and 8 samples
 Y = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1])
 V = Rows(torch.arange(8.0).reshape(8, 1), Y, torch.arange(8))
 
@@ -66,6 +76,14 @@ def test_weights_by_hand() -> None:
     assert mixture_weights(torch.zeros(3, 0)).tolist() == pytest.approx([1 / 3] * 3)
 
 
+def test_the_fewer_samples_the_more_each_says() -> None:
+    """3 of 3 hits against 0 are sqrt(2 ln 2 / 3) * 3 = 2.04: 88%; 8 of 8 against 5 are 1.25: 78%."""
+    assert mixture_weights(torch.tensor([[1.0] * 3, [0.0] * 3]))[0].item() == pytest.approx(0.8849, abs=1e-4)
+    eight = torch.tensor([[1.0] * 8, [1.0] * 5 + [0.0] * 3])
+    assert mixture_weights(eight)[0].item() == pytest.approx(0.7771, abs=1e-4)
+    assert mixture_weights(torch.ones(1, 4)).tolist() == [1.0]
+
+
 def test_mixtures_by_hand() -> None:
     first, second = torch.tensor([[0.0, math.log(3)]]), torch.tensor([[math.log(7), 0.0]])
     weights = torch.tensor([0.25, 0.75])
@@ -88,9 +106,30 @@ def test_the_predictor_weighs_by_validation_data() -> None:
     shared, alone = Says(right(Y < 0)), Says(right(Y >= 0))  # never right, always right
     ctx = ctx_with(alone)
     predict = Guarded(GlobalOnly()).predictor(ctx, shared, None)
-    assert ctx.notes["weight/private"] == pytest.approx(1 / (1 + math.exp(-0.5 * 8)))
+    assert ctx.notes["weight/private"] == pytest.approx(1 / (1 + math.exp(-ALL_OF_8)))
     assert "weight/global" not in ctx.notes  # the adapted model is w itself: it counts once
     assert torch.equal(predict(V.take(torch.arange(8))[0]).argmax(-1), Y)
+
+
+@pytest.mark.parametrize(("inner", "before"), [(Dual(), []), (FineTuneHead(epochs=1), [8])])
+def test_w_runs_once_for_the_global_and_the_adapted_model(inner: Dual | FineTuneHead, before: list[int]) -> None:
+    """Also on V_i; and the outputs are, to the bit, those of the three models called one by one."""
+    shared, alone = (nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2)).eval() for _ in range(2))
+    ctx, x = ctx_with(alone), V.take(torch.arange(8))[0]
+    private = inner.begin(ctx, nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 2)))
+    calls: list[int] = []
+    shared.register_forward_hook(lambda _module, _inputs, output: calls.append(len(output)))
+    predict = Guarded(inner).predictor(ctx, shared, private)
+    assert calls == [*before, 8, 1]  # FB's features; V_i; a sample that shows the form of the outputs
+    assert isinstance(predict, nn.Module)
+    adapted = inner.predictor(ctx_with(alone), shared, private)
+    calls.clear()
+    with torch.no_grad():
+        found = predict(x)
+        assert calls == [8]
+        expected = mixed([shared(x), adapted(x), alone(x)], predict.get_buffer("weights_M"))
+        assert torch.equal(found, expected)
+        assert not torch.equal(shared(x), adapted(x))
 
 
 def test_without_validation_data_the_models_count_alike() -> None:
@@ -102,6 +141,16 @@ def test_without_validation_data_the_models_count_alike() -> None:
 def test_without_a_private_model_the_rest_goes_on() -> None:
     shared = Says(right(Y >= 0))
     assert Guarded(GlobalOnly()).predictor(ctx_with(None), shared, None) is shared
+
+
+def test_a_client_too_small_for_validation_data_predicts_as_alone() -> None:
+    """With 4 samples it cannot see that w is wrong, which with equal weights would outvote P_i."""
+    alone, few = Says(right(Y >= 0)), Rows(V.x, V.y, torch.arange(4))
+    for inner in (GlobalOnly(), FineTune(epochs=1)):
+        ctx = replace(ctx_with(alone, validation=None), train=few)
+        assert Guarded(inner).predictor(ctx, Says(right(Y < 0, sure=9.0)), None) is alone
+    without = replace(ctx_with(None, validation=None), train=few)
+    assert isinstance(Guarded(FineTune(epochs=1)).predictor(without, Says(right(Y < 0)), None), nn.Module)
 
 
 def test_no_sample_chooses_for_itself() -> None:
@@ -124,7 +173,9 @@ def test_held_out_outputs_are_those_of_the_other_half_by_hand() -> None:
     shared, alone = Says(right(Y < 0)), Says(right(Y >= 0))
     found = Guarded(GlobalOnly()).held_out_outputs(ctx_with(alone), shared, None)
     outputs = [right(Y < 0), right(Y >= 0)]
-    assert torch.allclose(found, mixed(outputs, torch.tensor([0.0, 2.0]).softmax(0)), atol=1e-6)
+    assert torch.allclose(
+        found, mixed(outputs, torch.tensor([0.0, 4 * math.sqrt(2 * math.log(2) / 4)]).softmax(0)), atol=1e-6
+    )
 
 
 def test_it_trains_as_the_adaptation_inside() -> None:
@@ -154,6 +205,18 @@ def test_one_output_is_not_mixed_as_probabilities() -> None:
     assert torch.equal(found, torch.full((8, 1), 1.0))
 
 
+def test_the_rule_follows_the_form_of_outputs_and_labels() -> None:
+    """Classes in another dimension than the last: a softmax over the last one would mix steps, not classes."""
+    classes, steps = torch.zeros(8, dtype=torch.long), torch.zeros(8, 5, dtype=torch.long)
+    assert fitting_rule("probabilities", torch.zeros(8, 3), classes) == "probabilities"
+    assert fitting_rule("probabilities", torch.zeros(8, 5, 3), steps) == "probabilities"
+    assert fitting_rule("probabilities", torch.zeros(8, 3, 5), steps) == "outputs"
+    assert fitting_rule("probabilities", torch.zeros(8), classes) == "outputs"
+    assert fitting_rule("probabilities", torch.zeros(8, 1), classes) == "outputs"
+    assert fitting_rule("probabilities", torch.zeros(8, 3), torch.zeros(8, 3)) == "outputs"
+    assert fitting_rule("pick", torch.zeros(8, 3, 5), steps) == "pick"
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -161,8 +224,10 @@ def test_one_output_is_not_mixed_as_probabilities() -> None:
         {"members": ("adapted", "adapted")},
         {"members": ("mine",)},
         {"combine": "vote"},
-        {"strength": 0.0},
+        {"strength": -1.0},
         {"adaptation": Guarded()},
+        {"tuning_rate": 0.0},
+        {"tuning_epochs": 0},
     ],
 )
 def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
@@ -171,16 +236,95 @@ def test_settings_that_cannot_be(wrong: dict[str, object]) -> None:
 
 
 def test_a_loop_of_ones_own_by_hand() -> None:
-    """One model is right on all 8 samples, one on none: e^4 to 1, as in a federation."""
+    """One model is right on all 8 samples, one on none: e^3.33 to 1, as in a federation."""
     x = V.take(torch.arange(8))[0]
     models = {"w": Says(right(Y < 0)), "alone": Says(right(Y >= 0))}
     predictor = GuardedPredictor(models, (x, Y))
-    share = 1 / (1 + math.exp(-4))
+    share = 1 / (1 + math.exp(-ALL_OF_8))
     assert predictor.weights == pytest.approx({"w": 1 - share, "alone": share})
     expected = mixed([right(Y < 0), right(Y >= 0)], torch.tensor([1 - share, share]))
     assert torch.allclose(predictor(x), expected, atol=1e-6)
-    assert predictor.cost == "2 models (32 weights, 0.0 MB) and a forward pass of each, no byte more is sent"
+    assert predictor.cost == "2 models (32 weights, 0.0 MB) and a forward pass of each; clients send nothing more"
     assert GuardedPredictor(models, None).weights == pytest.approx({"w": 0.5, "alone": 0.5})
+
+
+def test_other_models_with_the_same_weights() -> None:
+    """What was right on all samples keeps its weight, whatever it says after training on them."""
+    models = {"w": Says(right(Y < 0)), "alone": Says(right(Y >= 0))}
+    predictor = GuardedPredictor(models, (V.take(torch.arange(8))[0], Y))
+    again = predictor.refitted({"alone": models["w"], "w": models["alone"]})
+    assert again.weights == predictor.weights
+    x = V.take(torch.arange(8))[0]
+    assert torch.equal(again(x).argmax(-1), 1 - Y)
+    assert torch.equal(predictor(x).argmax(-1), Y)  # unchanged
+    with pytest.raises(PlanError, match="give one model for each of alone, w"):
+        predictor.refitted({"w": models["w"]})
+    before = predictor.weights
+    again.weights_M.fill_(0.5)
+    again.half().register_forward_hook(lambda *_: torch.zeros(8, 2))
+    assert (predictor.weights, predictor.weights_M.dtype) == (before, torch.float64)  # the two share nothing
+    assert torch.equal(predictor(x).argmax(-1), Y)
+
+
+def test_weights_are_chosen_without_v_and_predictions_are_made_with_it() -> None:
+    """P_i is right on no sample of V_i before it trains on them, and on all after: it keeps its small weight."""
+    ctx = replace(ctx_with(Says(right(Y < 0))), whole=V, private_on_whole=lambda: Says(right(Y >= 0, sure=9.0)))
+    shared, x = Says(right(Y >= 0, sure=0.1)), V.take(torch.arange(8))[0]
+    small = 1 / (1 + math.exp(ALL_OF_8))
+    given_back = Guarded(GlobalOnly()).predictor(ctx, shared, None)
+    assert ctx.notes["weight/private"] == pytest.approx(small)
+    of_w, of_P = right(Y >= 0, sure=0.1).softmax(-1), right(Y >= 0, sure=9.0).softmax(-1)
+    assert torch.allclose(given_back(x).exp(), (1 - small) * of_w + small * of_P, atol=1e-6)
+    held_out = Guarded(GlobalOnly()).predictor(replace(ctx, whole=None), shared, None)
+    assert torch.allclose(held_out(x).exp(), (1 - small) * of_w + small * right(Y < 0).softmax(-1), atol=1e-6)
+
+
+def test_what_is_reported_on_v_never_comes_from_models_that_trained_on_it() -> None:
+    def never() -> nn.Module:
+        raise AssertionError("the P_i that has trained on V_i was asked for V_i")
+
+    ctx = replace(ctx_with(Says(right(Y < 0))), whole=V, private_on_whole=never)
+    assert Guarded(GlobalOnly()).held_out_outputs(ctx, Says(right(Y >= 0)), None).shape == (8, 2)
+    first, shared = Rows(V.take(torch.arange(8))[0], Y, torch.arange(4)), nn.Linear(1, 2)
+    tuned = Guarded(GlobalOnly(), members=("adapted", "tuned"), tuning_rate=0.01)
+    given = [replace(ctx, train=first, whole=whole, generator=torch.Generator().manual_seed(0)) for whole in (V, None)]
+    with torch.no_grad():
+        back, held = (tuned.held_out_outputs(one, shared, None) for one in given)
+    assert torch.equal(back, held)
+
+
+def test_the_member_tuned_is_w_after_its_epochs_and_is_tuned_anew_on_all_data() -> None:
+    """With one member more; on V_i it has trained on D_i without V_i (here: without its second half)."""
+    shared = nn.Linear(1, 2)
+    first = Rows(V.take(torch.arange(8))[0], Y, torch.arange(4))
+    ctx = replace(ctx_with(None), train=first, whole=V, private_on_whole=lambda: None)
+    guarded = Guarded(GlobalOnly(), members=("adapted", "tuned"), tuning_rate=0.01, tuning_epochs=2)
+    predict = guarded.predictor(ctx, shared, None)
+    assert sum(ctx.notes[f"weight/{name}"] for name in ("adapted", "tuned")) == pytest.approx(1)
+    generator = torch.Generator().manual_seed(0)
+    again = replace(ctx, generator=generator)
+    without = FineTune(rate=0.01, epochs=2).predictor(again, shared, None)
+    whole = FineTune(rate=0.01, epochs=2).predictor(replace(again, train=V), shared, None)
+    x = V.take(torch.arange(8))[0]
+    with torch.no_grad():
+        assert not torch.equal(without(x), whole(x))
+        weights = torch.tensor([ctx.notes["weight/adapted"], ctx.notes["weight/tuned"]])
+        assert torch.allclose(predict(x), mixed([shared(x), whole(x)], weights), atol=1e-5)
+
+
+def test_the_weight_of_the_tuned_member_is_that_of_the_one_that_has_not_trained_on_v() -> None:
+    """Tuned on the samples of class 0 alone it is right on 4 of 8, as w is; tuned on all of them on all 8."""
+    y = torch.tensor([0] * 4 + [1] * 4)
+    whole, shared = Rows(torch.eye(2)[y], y, torch.arange(8)), nn.Linear(2, 2)
+    with torch.no_grad():
+        shared.weight.zero_(), shared.bias.copy_(torch.tensor([1.0, 0.0]))
+    ctx = replace(ctx_with(None), train=replace(whole, rows=torch.arange(4)), validation=whole, whole=whole)
+    guarded = Guarded(GlobalOnly(), members=("adapted", "tuned"), combine="pick", tuning_rate=0.5, tuning_epochs=20)
+    guarded.predictor(ctx, shared, None)
+    assert ctx.notes == {"weight/adapted": 0.5, "weight/tuned": 0.5}
+    backwards = replace(ctx, train=whole, notes={})
+    guarded.predictor(backwards, shared, None)
+    assert backwards.notes["weight/tuned"] == pytest.approx(1 / (1 + math.exp(-ALL_OF_8 / 2)))
 
 
 def test_a_model_that_gives_nan_is_left_out() -> None:
@@ -189,8 +333,52 @@ def test_a_model_that_gives_nan_is_left_out() -> None:
     predictor = GuardedPredictor({"w": broken, "alone": Says(right(Y >= 0))}, (x, Y))
     assert (predictor.left_out, predictor.weights) == (("w",), {"alone": 1.0})
     assert torch.equal(predictor(x).argmax(-1), Y)
-    with pytest.raises(UserError, match="all give NaN or infinity"):
+    with pytest.raises(UserError, match="outputs of all models on the validation data hold NaN or infinity"):
         GuardedPredictor({"w": broken}, (x, Y))
+
+
+def test_a_model_that_overflows_beside_the_validation_data_takes_no_part_there() -> None:
+    """w of an attacker: right on V_i, where |x| < 1, and infinite on the other half of the clients' samples."""
+    huge, alone = (nn.Linear(1, 2, bias=False) for _ in range(2))
+    with torch.no_grad():
+        huge.weight.copy_(torch.tensor([[-3e38], [3e38]]))
+        alone.weight.copy_(torch.tensor([[-1.0], [1.0]]))
+    x = torch.tensor([[-4.0], [-0.5], [0.5], [4.0]])
+    y = (x[:, 0] > 0).long()
+    predictor = GuardedPredictor({"w": huge, "alone": alone}, (x[1:3], y[1:3]))
+    assert predictor.weights == {"w": 0.5, "alone": 0.5}
+    found = predictor(x)
+    assert torch.equal(found.argmax(-1), y)
+    assert torch.allclose(found[[0, 3]].exp(), alone(x[[0, 3]]).softmax(-1))  # P_i alone, not half of it
+    for combine in ("outputs", "pick"):
+        both = GuardedPredictor({"w": huge, "alone": alone}, (x[1:3], y[1:3]), combine=combine)  # type: ignore[arg-type]
+        assert torch.equal(both(x)[[0, 3]], alone(x[[0, 3]]))
+        assert torch.equal(both(x).argmax(-1), y)
+    assert predictor.refitted({"w": Says(torch.full((9, 2), math.nan)), "alone": alone})(x.abs()).isfinite().all()
+    nothing = mixed([torch.tensor([[math.nan, 0.0]])] * 2, torch.tensor([0.5, 0.5]))
+    assert nothing.isnan().all()  # no model has a prediction: none is made up
+
+
+def test_a_mask_of_minus_infinity_is_a_prediction() -> None:
+    masked, other = torch.tensor([[0.0, -math.inf]]), torch.tensor([[0.0, math.log(3)]])
+    found = mixed([masked, other], torch.tensor([0.5, 0.5])).exp()
+    assert found.tolist() == [pytest.approx([0.5 + 0.125, 0.375])]
+    assert mixed([masked, other], torch.tensor([0.9, 0.1]), "pick") is not other
+    assert torch.equal(mixed([masked, other], torch.tensor([0.9, 0.1]), "pick"), masked)
+
+
+@pytest.mark.parametrize("metric", [Accuracy(), Loss()], ids=["bounded", "unbounded"])
+def test_a_w_without_finite_outputs_has_the_lowest_score(metric: Accuracy | Loss) -> None:
+    """All of the client's labels are 0, which is what argmax makes of NaN; minus infinity less itself is NaN."""
+    x, y, samples = V.take(torch.arange(8))[0], torch.zeros(8, dtype=torch.long), torch.arange(8)
+    ctx = replace(context(Rows(x, y, samples)), validation=Rows(x, y, samples), metric=metric)
+    right_on_all = Says(torch.tensor([[2.0, 0.0]]).expand(8, 2))
+    for broken in (math.nan, math.inf):
+        ctx.notes.clear()
+        told = replace(ctx, private_model=lambda: right_on_all)
+        predict = Guarded(GlobalOnly()).predictor(told, Says(torch.full((8, 2), broken)), None)
+        assert told.notes["weight/private"] == pytest.approx(1 / (1 + math.exp(-ALL_OF_8)))
+        assert torch.equal(predict(x).argmax(-1), y)
 
 
 def test_a_regression_of_ones_own_mixes_outputs() -> None:
@@ -206,7 +394,7 @@ class Squares(Loss):
         return -(outputs_nC - y_n).square().flatten()
 
 
-@pytest.mark.parametrize("wrong", [{"models": {}}, {"combine": "vote"}, {"strength": 0.0}])
+@pytest.mark.parametrize("wrong", [{"models": {}}, {"combine": "vote"}, {"strength": -1.0}])
 def test_a_predictor_that_cannot_be(wrong: dict[str, object]) -> None:
     with pytest.raises(PlanError):
         GuardedPredictor(**{"models": {"w": Says(right(Y >= 0))}, "validation": None, **wrong})  # type: ignore[arg-type]

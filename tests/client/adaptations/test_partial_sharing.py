@@ -202,8 +202,14 @@ def test_names_by_layer_by_prefix_and_by_parameter() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"private": ("fc",)}, "private = 'fc': no layer of that name can be trained; the model has conv1, fc1, fc2"),
-        ({"shared": ("head",)}, "shared = 'head': no layer of that name can be trained; the model has conv1, fc1, fc2"),
+        (
+            {"private": ("fc",)},
+            "private = 'fc': there is no trainable layer of that name; the model has conv1, fc1, fc2",
+        ),
+        (
+            {"shared": ("head",)},
+            "shared = 'head': there is no trainable layer of that name; the model has conv1, fc1, fc2",
+        ),
         ({"private": ("conv1", "fc1", "fc2")}, "no layer is left to share; the model has conv1, fc1, fc2"),
         ({"shared": ("conv1", "fc1", "fc2")}, "no layer is left private; the model has conv1, fc1, fc2"),
     ],
@@ -216,7 +222,7 @@ def test_names_of_no_layer(given: dict[str, tuple[str, ...]], said: str) -> None
 
 def test_a_wrong_name_is_told_before_anything_trains() -> None:
     table = override(to_dict(plan_with("fedper")), "method.adaptation.private=['fc9']")
-    said = r"method\.adaptation\.private = 'fc9': no layer of that name.*conv1, conv2, fc1, fc2"
+    said = r"method\.adaptation\.private = 'fc9': there is no trainable layer of that name.*conv1, conv2, fc1, fc2"
     with pytest.raises(PlanError, match=said):
         next(iter(federate(from_dict(table))))
     table = override(to_dict(plan_with(Method(adaptation=Guarded(PartialSharing(private=("fc9",)))))), "rounds=1")

@@ -1,224 +1,189 @@
-"""A real deployment on loopback: TLS, registered keys, processes that are really killed. Slow, but in CI."""
+"""A real deployment on loopback: TLS, registered keys, one SuperLink and its SuperNodes for all tests of this file.
+
+Slow, but in CI. The tests run in this order: the last one starts a SuperNode more. Kills: test_kills_flower.py.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import re
+import shutil
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tomli_w
 import torch
+from deployments import BIN, ROOT, importable, lines, show_logs, started, status_at_end, wait_until, write_plan
 from worlds import tiny_runtime
 
-from lindt.engines.flower.superlink import environment, free_port
-from lindt.plan.file import to_dict
-from lindt.plan.plan import METHODS, Alone, Plan, Scoring
+from lindt.engines.flower.claims import Claims
+from lindt.engines.flower.superlink import SuperLink, end, environment, free_port
+from lindt.environment import Environment
+from lindt.environment.participation import Sampled
+from lindt.environment.privacy import Gaussian
+from lindt.plan.plan import Plan, Scoring
+from lindt.report.reading import read_run
+from lindt.runs.files import unseal_table
 from lindt.runs.play import run_plan
 from lindt.runs.store import Store
 
-ROOT = Path(__file__).parents[3]
-EXAMPLE = ROOT / "examples/flower-deployment"
-BIN = Path(sys.executable).parent
-
 pytestmark = pytest.mark.slow
+TASK = "node_task:problem"  # five clients
+HOSTS = {
+    "host-a": ["0,1,2", "partition-id=0", "num-partitions=10"],
+    "host-b": ["3,4", "partition-id=1", "num-partitions=10"],
+}
 
 
-def write_plan(plan: Plan, path: Path) -> Path:
-    path.write_text(tomli_w.dumps(to_dict(plan)))
-    return path
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """As examples/flower-deployment/deploy.py starts it, with two hosts, which take part in wrapped apps, too."""
+    folder = tmp_path_factory.mktemp("flower") / "deployment"
+    folder.mkdir()
+    with importable(), pytest.MonkeyPatch.context() as patch:
+        from deploy import deployed
+
+        patch.setenv("LINDT_PRIVATE", str(folder.parent / "private"))  # where wrapped apps keep v_i
+        with deployed(folder, HOSTS) as found:
+            yield found
+    processes = subprocess.run(["ps", "-A", "-ww", "-o", "args="], capture_output=True, text=True, check=True).stdout
+    assert str(folder) not in processes  # all that was started has been stopped
 
 
-def wait_until(happened: Any, seconds: float, what: str) -> None:
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, f"{what} did not happen within {seconds} s"
-        time.sleep(0.2)
+def plan_of(rounds: int) -> Plan:
+    everybody = Environment(Sampled(rate=1.0), privacy=Gaussian(S=15.0, sigma=0.001))
+    return tiny_runtime(patience=1, rounds=rounds, environment=everybody, scoring=Scoring(every=rounds, last=1))
 
 
-@pytest.fixture
-def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An empty one: certificates and a SuperLink. Modules of this folder can be imported on every host."""
-    monkeypatch.syspath_prepend(EXAMPLE)
-    monkeypatch.syspath_prepend(Path(__file__).parent)
-    from hosts import Deployment
-
-    (tmp_path / "deployment").mkdir()
-    found = Deployment(tmp_path / "deployment")
-    try:
-        found.start_superlink()
-        yield found
-    finally:
-        found.stop()
-
-
-started: list[subprocess.Popen[str]] = []
-
-
-@pytest.fixture(autouse=True)
-def _none_left() -> Iterator[None]:
-    yield
-    for process in started:
-        with process:  # closes its pipes and waits
-            if process.poll() is None:
-                process.kill()
-    started.clear()
-
-
-def start(deployment: Any, out: Path, *words: str) -> subprocess.Popen[str]:
-    command = [
-        *(BIN / "lindt", "run", "--engine", "flower", "--out", out, "--json", "--noise", "plan"),
-        *("--superlink", deployment.address, "--root-certificates", deployment.keys / "ca.crt", *words),
-    ]
-    env = environment() | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(ROOT)])}
-    process = subprocess.Popen(
-        [str(word) for word in command], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    started.append(process)
-    return process
-
-
-def finished(process: subprocess.Popen[str], deployment: Any, seconds: float = 300) -> tuple[int, str]:
-    out, err = process.communicate(timeout=seconds)
-    if process.returncode:
-        for log in deployment.folder.glob("*.log"):
-            sys.stdout.write(f"--- {log.name}\n{log.read_text()[-3000:]}\n")
-    return process.returncode, out + err
-
-
-def test_the_example_detects_recovers_and_has_the_bytes_of_in_process(tmp_path: Path) -> None:
-    """LINDT, five rounds; the script starts four processes, and none is left when it ends."""
-    plan = tiny_runtime(patience=1, rounds=5, scoring=Scoring(every=5, last=1))
-    path = write_plan(plan, tmp_path / "plan.toml")
-    command = [sys.executable, EXAMPLE / "deploy.py", "--folder", tmp_path / "deployed", "--plan", path, "--noise=plan"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=400)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "round 2: NFL suspected" in " ".join(done.stdout.split()), done.stdout
-    assert re.search(r"host-a keeps [12] v_i", done.stdout)
-    list(run_plan(plan, tmp_path / "here", engine="inprocess"))
-    there = tmp_path / "deployed/run"
-    assert (there / "rounds.jsonl").read_bytes() == (tmp_path / "here/rounds.jsonl").read_bytes()
-    assert torch.equal(Store.open(there).state().w, Store.open(tmp_path / "here").state().w)
-    assert not Store.open(there).private.exists()
-    assert (
-        str(tmp_path / "deployed") not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
-    )
-
-
-@pytest.mark.torture  # three minutes; the Grid of fake_grid.py shows the same in the quick suite
-def test_fedavg_and_lindt_tm_have_the_bytes_of_in_process(deployment: Any, tmp_path: Path) -> None:
-    for name, clients in (("host-a", "0,1,2"), ("host-b", "3,4,5")):
-        deployment.register(name)
-        deployment.start_node(name, clients)
-    for method in ("fedavg", "lindt-tm"):
-        plan = replace(tiny_runtime(rounds=5), method=METHODS[method], alone=Alone(private=False))
-        out = tmp_path / method
-        code, said = finished(start(deployment, out, str(write_plan(plan, tmp_path / f"{method}.toml"))), deployment)
-        assert code == 0, said
-        list(run_plan(plan, tmp_path / f"{method}-here", engine="inprocess"))
-        assert (out / "rounds.jsonl").read_bytes() == (tmp_path / f"{method}-here/rounds.jsonl").read_bytes()
-        assert torch.equal(Store.open(out).state().w, Store.open(tmp_path / f"{method}-here").state().w)
-
-
-def lines(out: Path) -> list[dict[str, Any]]:
-    path = out / "rounds.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def test_faults_cost_answers_and_never_the_run(deployment: Any, tmp_path: Path) -> None:
-    """Host-b is killed in the round that host-c hangs in, and comes back; later the SuperLink is killed, too."""
-    deployment.register("host-a"), deployment.register("host-b"), deployment.register("host-c")
-    deployment.start_node("host-a", "0,1")
-    first = deployment.start_node("host-b", "2,3")
-    bad = deployment.start_node("host-c", "4", 'task="spoilt_task:problem"')
-
-    out = tmp_path / "run"
-    words = ["--task", "node_task:problem", "--deadline", "45", "--rounds", "9"]
-    sets = ["environment.participation.rate=1.0", "detection=delta", "method=runtime",
-            "method.recovery.epsilon=1e-6", "method.recovery.patience=0",
-            "scoring.every=100", "scoring.last=1", "alone.private=false"]  # fmt: skip
-    words += [word for assignment in sets for word in ("--set", assignment)]
-    run = start(deployment, out, *words)
-    v_2 = deployment.folder / "host-b/private"
-    wait_until(lambda: len(lines(out)) >= 2, 200, "round 2")
-    kept = {path: path.read_bytes() for path in v_2.glob("*/client-00002/round-000002.safetensors")}
-    assert len(kept) == 1  # recovering since round 2
-    wait_until(lambda: any(v_2.glob("*/*/round-000003.safetensors")) or len(lines(out)) >= 3, 60, "host-b's round 3")
-    deployment.kill(first)
-    check_strangers(deployment)  # while the round waits for host-c until its deadline
-    deployment.restart_node("host-b", "2,3")
-    wait_until(lambda: len(lines(out)) >= 3, 100, "the end of round 3")
-    deployment.kill(bad)  # it would hang for ever
-
-    wait_until(lambda: {2, 3} <= set(lines(out)[-1]["answered"]) and len(lines(out)) > 3, 150, "host-b's return")
-    deployment.kill(deployment.superlink)
-    code, said = finished(run, deployment)
-    assert code == 2, said
-    state = Store.open(out).state()
-    assert 4 <= state.round < 9
-    assert (state.recovery.count, state.recovery.on) == (state.round, True)
-    deployment.start_superlink()
-    deployment.restart_node("host-c", "4")  # mended
-    code, said = finished(start(deployment, out, "--resume", "--task", "node_task:problem"), deployment)
-    assert code == 0, said
-
-    found = lines(out)
-    assert [line["round"] for line in found] == list(range(1, 10))
-    assert [line["count"] for line in found] == list(range(1, 10))  # not one lost, not one twice
-    assert [line["flag"] for line in found] == [True] * 9
-    refused = {line["round"]: {r["client"]: r["reason"] for r in line["refused"]} for line in found}
-    assert refused[1][4] == "NaN or infinity among the weights"
-    assert re.fullmatch(r"81 weights where the model has 82", refused[2][4])
-    assert found[0]["answered"] == found[1]["answered"] == [0, 1, 2, 3]
-    assert 4 not in found[2]["answered"]
-    assert {0, 1} <= set(found[2]["answered"])
-    assert found[-1]["answered"] == [0, 1, 2, 3, 4]  # everybody is back, host-b with what it had
-    versions = sorted(int(p.stem.removeprefix("round-")) for p in v_2.glob("*/client-00002/round-*.safetensors"))
-    assert versions[-1] == 9
-    for path, content in kept.items():
-        assert not path.exists() or path.read_bytes() == content
-
-
-def check_strangers(deployment: Any) -> None:
-    """An unregistered key, no key, and plain text to TLS: all refused."""
+def test_a_node_without_a_registered_key_is_refused(deployment: Any) -> None:
+    """An unregistered key, no key, and plain text to TLS."""
     from certificates import make_node_key
 
-    make_node_key(deployment.keys, "stranger")
+    make_node_key(deployment.keys, "unknown")
     address, ca = deployment.address, deployment.keys / "ca.crt"
-    nodes = [
-        ["--root-certificates", ca, "--auth-supernode-private-key", deployment.keys / "stranger"],
-        ["--root-certificates", ca],
-        ["--insecure"],
-    ]
-    strangers = []
-    for words in nodes:
-        command = [BIN / "flower-supernode", "--superlink", address, *words, "--isolation", "process"]
-        tls = () if "--insecure" in words else (
-            *("--ssl-ca-certfile", ca, "--ssl-certfile", deployment.keys / "server.crt"),
-            *("--ssl-keyfile", deployment.keys / "server.key"),
-        )  # fmt: skip
-        extra = ["--max-retries", "1", "--host", "127.0.0.1", "--port", str(free_port()), *tls]
-        env = environment(deployment.folder / "stranger")
-        strangers.append(
-            subprocess.Popen(
-                [str(word) for word in (*command, *extra)], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-            )
-        )
+    nodes = {
+        "unknown key": ["--root-certificates", ca, "--auth-supernode-private-key", deployment.keys / "unknown"],
+        "no key": ["--root-certificates", ca],
+        "plain text": ["--insecure"],
+    }
+    refused = []
     try:
-        for process in strangers:
-            said, _ = process.communicate(timeout=90)
-            assert process.returncode != 0, said.decode()
+        for words in nodes.values():
+            command = [BIN / "flower-supernode", "--superlink", address, *words, "--isolation", "process"]
+            tls = () if "--insecure" in words else (
+                *("--ssl-ca-certfile", ca, "--ssl-certfile", deployment.keys / "server.crt"),
+                *("--ssl-keyfile", deployment.keys / "server.key"),
+            )  # fmt: skip
+            extra = ["--max-retries", "1", "--host", "127.0.0.1", "--port", str(free_port()), *tls]
+            refused.append(
+                subprocess.Popen(
+                    [str(word) for word in (*command, *extra)],
+                    env=environment(deployment.folder / "unknown"),
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        for name, process in zip(nodes, refused, strict=True):
+            said, _ = process.communicate(timeout=400)
+            assert process.returncode != 0, f"{name}: {said.decode()}"
     finally:
-        for process in strangers:
-            if process.poll() is None:
+        for process in refused:
+            with process:
                 process.kill()
-                process.wait()
-    listed = json.loads(deployment.flwr("supernode", "list", "here", "--format", "json"))
-    assert len(listed["nodes"]) == 3
+    assert len(connected_nodes(deployment)) == len(HOSTS)
+
+
+def holds_clients(claims: Path) -> bool:
+    """Whether the claims are settled: before the first task the file names no holder."""
+    return claims.exists() and bool(unseal_table(claims.read_bytes())["holders"])
+
+
+def connected_nodes(deployment: Any) -> set[int]:
+    """As the operator sees them, for a list of --nodes."""
+    listed = json.loads(deployment.flwr("supernode", "list", "here", "--format", "json"))["nodes"]
+    return {int(one["node-id"]) for one in listed}
+
+
+def test_a_run_that_fails_on_flower_is_an_exit_code_with_the_reason(deployment: Any, tmp_path: Path) -> None:
+    """Nobody is given the time to come: the ServerApp gives up, and the command says why."""
+    path = write_plan(plan_of(2), tmp_path / "plan.toml")
+    with started(deployment, tmp_path / "run", path, "--task", TASK, "--gather", "0") as run:
+        out, err = run.communicate(timeout=600)
+    assert run.returncode == 2, out + err
+    assert "no client came within 0 s" in err
+
+
+def test_a_wrapped_app_recovers_behind_tls(deployment: Any, tmp_path: Path) -> None:
+    """The quickstart's app on two hosts, by the paper's rule: two rounds decide nothing else."""
+    app, run, private = tmp_path / "app", tmp_path / "run", deployment.folder.parent / "private"
+    shutil.copytree(ROOT / "examples/flower-quickstart/with-lindt", app, ignore=shutil.ignore_patterns("__pycache__"))
+    changes = {
+        "pyproject.toml": ("rounds = 30\nfraction-train = 0.5", "rounds = 2\nfraction-train = 1.0"),
+        "quickstart/server_app.py": (
+            '["fraction-train"]))', f'["fraction-train"]), epsilon=1e-6, patience=0, folder={str(run)!r})'
+        ),
+    }  # fmt: skip
+    for file, (before, after) in changes.items():
+        text = (app / file).read_text()
+        assert before in text
+        (app / file).write_text(text.replace(before, after))
+    superlink = SuperLink("here", environment(deployment.folder / "operator"))
+    id = superlink.submit(app)
+    if (status := status_at_end(superlink, id, run, 900)) != "finished:completed":
+        show_logs(deployment)
+    assert status == "finished:completed"
+    found = lines(run)
+    assert [line["round"] for line in found] == [1, 2]
+    assert [len(line["answered"]) for line in found] == [2] * 2
+    assert [line["flag"] for line in found] == [True] * 2
+    assert found[-1]["recovering"]
+    assert found[-1]["scores"]["local"] >= found[-1]["scores"]["central"]  # the better of w and v_i
+    kept = sorted(path.name for path in private.glob("*/client-*") if any((path / "adapted").iterdir()))
+    assert kept == ["client-0", "client-1"]
+    assert not [*deployment.folder.rglob("*adapted*"), *run.rglob("*adapted*")]  # nothing of v_i on the server's side
+
+
+def test_lindt_recovers_with_the_bytes_of_in_process_and_a_stranger_gets_no_task(
+    deployment: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Detected in round 2. A registered node that claims every client joins once the run has begun."""
+    from deploy import play
+
+    plan = plan_of(rounds=4)
+    out, path = deployment.folder / "run", write_plan(plan, tmp_path / "plan.toml")
+    deployment.register("stranger")
+    with ThreadPoolExecutor(1) as aside:
+        patient = ["--gather", "600", "--deadline", "600"]  # far above any run on a busy machine
+        played = aside.submit(play, deployment, path, ["--task", TASK, "--noise", "plan", *patient])
+        wait_until(lambda: played.done() or holds_clients(out / "nodes.json"), 400, "the nodes' claims")
+        deployment.start_node("stranger", "0,1,2,3,4")
+        code = played.result(1200)
+    nodes = connected_nodes(deployment)
+    end(deployment.nodes["stranger"])
+    said = capfd.readouterr().out
+    if code:
+        show_logs(deployment)
+    assert code == 0, said
+    assert "round 2: NFL suspected" in " ".join(said.split()), said
+    assert "host-a keeps 3 v_i" in said
+    assert "host-b keeps 2 v_i" in said
+    assert "stranger keeps 0 v_i" in said
+
+    list(run_plan(plan, tmp_path / "here", task=TASK, engine="inprocess"))
+    store = Store.open(out)
+    assert (out / "rounds.jsonl").read_bytes() == (tmp_path / "here/rounds.jsonl").read_bytes()
+    assert torch.equal(store.state().w, Store.open(tmp_path / "here").state().w)
+    assert [line["flag"] for line in lines(out)] == [False, True, True, True]
+    assert all(line["answered"] == [0, 1, 2, 3, 4] for line in lines(out))
+    assert not store.private.exists()  # v_i lie on the nodes
+
+    claims = Claims.open(out, store.run)
+    owners = {client: holder.node for client, holder in claims.holders.items()}
+    assert owners[0] == owners[1] == owners[2] != owners[3] == owners[4]
+    (stranger,) = nodes - set(owners.values())
+    assert claims.refused == {stranger: {0, 1, 2, 3, 4}}
+    note = f"node {stranger} claimed clients 0, 1, 2, 3, 4, which other nodes hold or claim; refused"
+    assert note in read_run(out).said
+    assert not list((deployment.folder / "stranger/private").glob("*/client-*"))  # no task has reached it

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,17 +26,22 @@ from lindt.engines.flower.claims import Holder
 from lindt.engines.flower.engine import Flower, Timeouts
 from lindt.engines.flower.node import held_by
 from lindt.engines.flower.nodes import NodeRecord
+from lindt.engines.flower.wire import EngineSession, pack_tasks, unpack_replies
 from lindt.engines.inprocess import InProcess
+from lindt.environment.participation import Sampled
 from lindt.errors import UserError
 from lindt.plan.file import to_dict
 from lindt.plan.models import Linear
-from lindt.plan.plan import METHODS, Alone, Plan
+from lindt.plan.plan import METHODS, Alone, Plan, Scoring
 from lindt.plan.problem import problem_for
-from lindt.protocols import Task
+from lindt.protocols import Detection, Task
+from lindt.registry import component
+from lindt.runs.about import about_run
 from lindt.runs.play import RoundFollowed, RunEnded, run_plan
 from lindt.runs.store import Store, load_checkpoint
-from lindt.runs.summary import about_run
 from lindt.server.federation import begin
+from lindt.server.updates import ScoreFormat
+from lindt.weights import first_model
 
 Spoil = Callable[[Message, Message], Message | None]
 NODES = {7001: "0,1,2", 2**60 + 1: "3", 42: "4,5"}  # ids as Flower draws them: in no order
@@ -54,10 +61,15 @@ def quick(rounds: int = 1) -> Plan:
 
 
 def grid_for(
-    plan: Plan, tmp_path: Path, run: str, spoil: Spoil | None = None, connected: dict[int, str] | None = None
+    plan: Plan,
+    tmp_path: Path,
+    run: str,
+    spoil: Spoil | None = None,
+    connected: dict[int, str] | None = None,
+    **own: object,
 ) -> Loopback:
     held_by_node = NODES if connected is None else connected
-    nodes = {id: {"clients": held, "private": str(tmp_path / f"node-{id}")} for id, held in held_by_node.items()}
+    nodes = {id: {"clients": held, "private": str(tmp_path / f"node-{id}")} | own for id, held in held_by_node.items()}
     config = {"plan": json.dumps(to_dict(plan)), "run": run, "task": ""}
     return Loopback(client_app, nodes, config, spoil or (lambda task, reply: reply))
 
@@ -100,6 +112,45 @@ def test_detection_recovery_and_gains_travel_too(tmp_path: Path) -> None:
     list(run_plan(plan, tmp_path / "here", engine="inprocess"))
     assert (store.folder / "rounds.jsonl").read_bytes() == (tmp_path / "here/rounds.jsonl").read_bytes()
     assert store.summary()["detected_at"] == [2]
+
+
+def test_guarded_prediction_has_the_bytes_of_in_process(tmp_path: Path) -> None:
+    """Each node trains its clients' P_i and chooses their weights on V_i; every round is scored."""
+    plan = tiny_runtime(rounds=3, detection=component(Detection, "gain"), scoring=Scoring(every=1, last=1))
+    plan = replace(plan, method=METHODS["guarded"], environment=replace(plan.environment, participation=Sampled(1.0)))
+    store, _ = play(plan, tmp_path)
+    list(run_plan(plan, tmp_path / "here", engine="inprocess"))
+    assert (store.folder / "rounds.jsonl").read_bytes() == (tmp_path / "here/rounds.jsonl").read_bytes()
+    last = store.rounds()[-1]
+    assert {"weight/global", "weight/adapted", "weight/private"} <= set(last["scores"]["notes"])
+    assert last["reports"]
+    assert store.summary()["prediction"]["models"] == 3
+
+
+@pytest.mark.parametrize("asked", [(0, 1, 2), (0, 1, 3)])
+def test_clients_that_work_at_the_same_time_reply_as_one_after_another(
+    asked: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same replies and v_i. Where a client cannot be asked (3 is not on the node), the others still reply."""
+    logging.getLogger("flwr").addHandler(caplog.handler)
+    plan = five("lindt-always")
+    problem = problem_for(plan)
+    state, expected = begin(plan, problem), ScoreFormat.of(plan, problem, first_model(problem, plan))
+    tasks = [Task("train", "ab", i, 1, state.w, state.buffers, True) for i in asked]
+    found = {}
+    for workers in (1, 2):
+        home = tmp_path / str(workers)
+        grid = grid_for(plan, home, "ab", connected={7: "0,1,2"}, workers=workers)
+        (id,) = grid.push_messages([Message(pack_tasks(tasks, EngineSession("session")), 7, "train")])
+        replies = unpack_replies(next(iter(grid.pull_messages([id]))), tasks, expected)
+        kept = {str(path.relative_to(home)): path.read_bytes() for path in home.rglob("round-*")}
+        found[workers] = [(one.client, one.fault, one.w if one.w is None else one.w.tolist()) for one in replies], kept
+    assert found[1] == found[2]
+    answered = [i for i in asked if i != 3]
+    assert [client for client, fault, _ in found[2][0] if fault is None] == answered
+    assert len(found[2][1]) == len(answered)
+    logging.getLogger("flwr").removeHandler(caplog.handler)
+    assert ("they are asked one after another" in caplog.text) == (3 in asked)
 
 
 def test_v_i_lie_on_the_nodes_that_hold_the_clients_and_nowhere_else(tmp_path: Path) -> None:
@@ -222,7 +273,7 @@ def scores(**changes: object) -> Callable[[RecordDict], None]:
     ("change", "reason"),
     [
         (put(w=raw(torch.full((P,), float("nan")))), "NaN or infinity"),
-        (put(w=raw(torch.zeros(P - 1))), "weights where the model has"),
+        (put(w=raw(torch.zeros(P - 1))), "weights, the model"),
         (put(w=raw(torch.zeros(P), shape=(P, 1))), "one vector"),
         (put(w=raw(torch.zeros(3), shape=(2**31 - 1,))), "12 bytes for 2147483647 values"),
         (put(w=raw(torch.zeros(P, dtype=torch.float64), dtype="<f8")), "one vector of <f4"),
@@ -230,7 +281,7 @@ def scores(**changes: object) -> Callable[[RecordDict], None]:
         (nothing, "there is no record 'reply-3'"),
         (lambda content: content.pop("weights-3"), "there are no weights"),
         (told(round=1), "round 1"),
-        (told(size=2**60), "no whole number"),
+        (told(size=2**60), "not a whole number"),
         (told(size=0), "0 samples"),
     ],
 )  # fmt: skip
@@ -420,6 +471,22 @@ def test_a_node_that_was_restarted_before_anybody_missed_it_is_asked_again(
         assert torch.equal(reply.w, straight[i])  # type: ignore[arg-type]
 
 
+def test_a_greeting_that_was_lost_with_a_killed_process_is_sent_again(tmp_path: Path) -> None:
+    """The SuperLink answers for the process, and the answer comes when the node is back."""
+    lost: list[Message] = []
+
+    def killed(task: Message, reply: Message) -> Message:
+        if task.metadata.dst_node_id != 7001 or lost:
+            return reply
+        lost.append(task)
+        return Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=task)
+
+    plan = quick()
+    engine = Flower(grid_for(plan, tmp_path, "ab", killed), plan, problem_for(plan), Timeouts(0.5, 5))
+    assert engine.available() == [0, 1, 2, 3, 4, 5]
+    assert not engine.registry.said
+
+
 def test_a_node_lost_between_two_rounds_is_waited_for_as_well(tmp_path: Path) -> None:
     plan = quick()
     grid = grid_for(plan, tmp_path, "ab")
@@ -441,7 +508,7 @@ def test_a_node_whose_federation_is_another_says_so_and_is_left_out(tmp_path: Pa
     grid.nodes[42]["clients"] = "all"
     engine = Flower(grid, plan, problem_for(plan), Timeouts(0.5, 0.5))
     assert engine.available() == [3]
-    assert "clients [77] are none of the 6" in engine.registry.said[7001]
+    assert "clients [77] do not exist: this federation has the clients 0 to 5" in engine.registry.said[7001]
     assert "give client numbers" in engine.registry.said[42]
 
 
@@ -469,7 +536,7 @@ def test_a_node_refuses_clients_it_does_not_hold_and_runs_it_is_not_in(tmp_path:
     tasks = [Task("train", run, i, 1, state.w, state.buffers, False) for run, i in (("ab", 0), ("ab", 4), ("ab", 5))]
     found = {reply.client: reply.fault for reply in engine.dispatch(tasks)}
     assert found[4] is None
-    assert "does not live here" in str(found[0])
+    assert "is not on this node" in str(found[0])
     assert found[5] == "is not connected"
     (other,) = engine.dispatch([Task("train", "../../etc", 4, 1, state.w, state.buffers, False)])
     assert "a task of run" in str(other.fault)
@@ -535,7 +602,7 @@ def test_the_command_follows_the_store(tmp_path: Path) -> None:
     path = store.folder / "rounds.jsonl"
     size = len(path.read_bytes().splitlines(keepends=True)[0])
     events: Iterator[Any] = launch._follow(store, Idle(), "1", 1)  # type: ignore[arg-type]
-    lines, position = launch._grown(path, size)
+    lines, position = launch._new_lines(path, size)
     assert [line["round"] for line in lines] == [2]
     assert position == len(path.read_bytes())
     found = list(events)
@@ -564,3 +631,29 @@ def test_a_greeting_that_is_none_is_heard_out(tmp_path: Path) -> None:
     engine = Flower(grid, plan, problem_for(plan), Timeouts(0.5, 0.3))
     assert engine.available() == [0, 1, 2, 3]
     assert 42 in engine.registry.said
+
+
+@pytest.mark.parametrize("poll", [0.0, 0.4])  # seconds of one poll: it is long with many nodes
+def test_an_answer_is_noticed_at_most_a_tenth_of_its_time_or_a_second_late(
+    poll: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, pauses = 0.0, list[tuple[float, float]]()
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        pauses.append((now, seconds))
+        now += seconds
+
+    monkeypatch.setattr("lindt.engines.flower.engine.time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    plan = quick()
+    engine = Flower(grid_for(plan, tmp_path, "run"), plan, problem_for(plan))
+    for _ in engine._poll(30.0):
+        now += poll
+    assert now == pytest.approx(30.0, abs=poll + 1e-6)
+    *before, (_, last) = pauses  # the last pause is what is left of the time
+    assert before[0] == (poll, pytest.approx(max(0.02, poll)))
+    rounding = 1 + 1e-9
+    assert all(pause <= max(0.02, min(1.0, waited / 10), poll) * rounding for waited, pause in before)
+    assert all(pause * rounding >= max(0.02, poll) for _, pause in before)  # polls take at most half of the time
+    assert before[-1][1] == pytest.approx(1.0)
+    assert last <= 1.0

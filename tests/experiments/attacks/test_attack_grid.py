@@ -65,6 +65,9 @@ def test_every_attack_on_digits_meets_every_robust_aggregator_and_three_recoveri
     aggregators = {kind_of(plan.method.aggregator) for plan in plans}
     assert aggregators == set(kinds(Aggregator)) - {"weighted_mean"}
     assert {kind_of(plan.method.recovery) for plan in plans} == {"never", "on_evidence", "always"}
+    assert all(plan.detection.reports for plan in plans)  # every client holds out a V_i, also where nothing recovers
+    given_back = {cell.method for cell, plan in zip(grid, plans, strict=True) if plan.alone.with_validation}
+    assert given_back == {"on_evidence"}  # as page.REFERENCE says
     assert len({private_group(plan) for plan in plans}) == 1  # private models are trained once a seed
 
 
@@ -96,16 +99,19 @@ def test_an_unfinished_grid_gives_no_advice_and_stays_out_of_the_docs(tmp_path: 
     every = [made(cell, -0.01 * number, scale="cpu") for number, cell in enumerate(cells("cpu"))]
     part = page.write(every[:-1], "cpu", tmp_path / "results")
     assert part == tmp_path / "results" / "tables" / "cpu-attacks.md"
-    assert "**293 of 294 cells are played.** Which defence is best waits for the others." in part.read_text()
+    assert "**293 of 294 cells are played.** The best defence is not known before the others are." in part.read_text()
     assert "The worst attack on each aggregator" not in part.read_text()
     whole = page.write(every, "cpu", tmp_path / "results")
     assert whole == tmp_path / "docs" / "attacks.md"
     text = whole.read_text()
     assert "All 294 cells are played, each with 1 seed or more." in text
     assert "| `lindt` | -275.0 (`min_max`)" in text  # the last cell of the mean: number 275 of 0 to 293
-    assert text.index("| `min_max` | `krum` | `lindt` | -293.0 |") < text.index(
+    others = part.read_text()  # the tables that are not on the page
+    assert others.index("| `min_max` | `krum` | `lindt` | -293.0 |") < others.index(
         "| `min_max` | `krum` | `on_evidence` |"
     )
+    both = text + others
+    assert all(both.count(f"## {sheet.title}\n") == 1 for sheet in page.sheets(page.means(every), len(every)))
 
 
 def test_the_advice_is_the_aggregator_that_leaves_the_fewest_clients_worse_off(tmp_path: Path) -> None:
@@ -120,13 +126,14 @@ def test_the_advice_is_the_aggregator_that_leaves_the_fewest_clients_worse_off(t
     text = page.write(kept, "cpu", tmp_path / "results").read_text()
     assert "**Advice: `median` with the default recovery.** Under its worst attack 0 of 6 benign clients" in text
     assert "| `multi_krum` | -10.0 |" in text
-    assert "| 1 (`sybils`) |" in text
+    assert "| 1 (`sybils`) | 1 of 84 (1.2%) |" in text  # 14 attacks with 6 clients each
+    assert "together 141 of 588 (24.0%) are clearly worse off" in text  # 1, and 2 in 14 cells of five aggregators
 
 
 def test_what_is_kept_is_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[str] = []
 
-    def play_all(jobs: Sequence[Job], at_once: int, together: int) -> Iterator[JobEvent]:
+    def play_all(jobs: Sequence[Job], at_once: int, together: int, until: float | None) -> Iterator[JobEvent]:
         for job in jobs:
             played.append(job.name)
             yield JobEvent("ended", job)

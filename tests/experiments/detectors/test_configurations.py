@@ -82,5 +82,5 @@ def test_the_plans_can_be_played(task: str) -> None:
 def test_a_scale_or_name_that_is_not_there_is_an_error() -> None:
     with pytest.raises(UserError, match="smoke and cpu"):
         configurations("paper")
-    with pytest.raises(UserError, match="not one of the scale"):
+    with pytest.raises(UserError, match="has no such configuration"):
         named("cpu", "nothing")

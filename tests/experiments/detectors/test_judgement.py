@@ -161,6 +161,14 @@ def test_the_page_of_cpu_stands_in_the_docs(tmp_path: Path) -> None:
     assert page.path_of(tmp_path / "results", "cpu") == tmp_path / "results" / "tables" / "cpu-detectors.md"
     (tmp_path / "docs").mkdir()
     assert page.path_of(tmp_path / "results", "cpu") == tmp_path / "docs" / "detectors.md"
+    short = page.write(RUNS, "cpu", tmp_path / "results").read_text()
+    others = (tmp_path / "results" / "tables" / "cpu-detectors.md").read_text()
+    assert "(../results/tables/cpu-detectors.md)" in short
+    both = short + others
+    assert all(both.count(f"## {sheet.title}\n") == 1 for sheet in page.sheets(RUNS))
+    assert (
+        "the default test of gains detects 67% of the negative ones, with false alarms in 50% of the healthy" in short
+    )
 
 
 def test_levels_under_the_nulls_are_a_goal_and_a_table(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ class Played:
     def __init__(self, runs: Path) -> None:
         self.runs, self.keys = runs, list[str]()
 
-    def __call__(self, jobs: Sequence[Job], at_once: int, together: int) -> Iterator[JobEvent]:
+    def __call__(
+        self, jobs: Sequence[Job], at_once: int, together: int, until: float | None = None
+    ) -> Iterator[JobEvent]:
         for number, job in enumerate(jobs):
             made = record(lambda i, r, sign=(-1) ** number: 0.2 * sign, rounds=job.plan.rounds)
             records.write(records.path_of(self.runs, job.key), replace(made, plan=job.key))

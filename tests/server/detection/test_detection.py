@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lindt.errors import PlanError, UserError
 from lindt.protocols import Divergence, Statistic
+from lindt.server.aggregation import ClippedUpdates
 from lindt.server.detection.detector import Detector
 from lindt.server.detection.divergence import Rule, delta_of, divergence, is_negative, mean_cosine, measure
 from lindt.weights import flat
@@ -64,10 +65,9 @@ def test_divergence_ignores_a_common_shift_and_the_order_of_clients(
 
 def test_measure_gives_all_statistics_of_a_round() -> None:
     # w^{r-1} = 0; updates (6, 8) and (0, 0) with S = 5: clipped to (3, 4) and (0, 0), mean (1.5, 2).
-    w_KP = torch.tensor([[6.0, 8.0], [0.0, 0.0]])
-    clipped_KP = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    clipped_KP = ClippedUpdates(torch.tensor([[6.0, 8.0], [0.0, 0.0]]), torch.tensor([0.5, 1.0]))
     noise_P = torch.tensor([-1.5, -2.0])
-    seen = measure(w_KP, torch.tensor([1.5, 2.0]) + noise_P, noise_P, clipped_KP, 0.5)
+    seen = measure(clipped_KP, torch.tensor([1.5, 2.0]) + noise_P, noise_P, clipped_KP.share())
     assert seen.w_div == 5.0  # (10 + 0) / 2 around (0, 0)
     assert seen.noise_norm == 2.5
     assert seen.delta == 2.5
@@ -79,15 +79,14 @@ def test_measure_gives_all_statistics_of_a_round() -> None:
 
 def test_one_far_client_moves_the_mean_and_not_the_median() -> None:
     w_KP = torch.tensor([[1.0], [-1.0], [1.0], [-1.0], [1000.0]])
-    seen = measure(w_KP, torch.zeros(1), torch.tensor([0.25]), w_KP, 0.0)
+    seen = measure(ClippedUpdates(w_KP), torch.zeros(1), torch.tensor([0.25]), 0.0)
     assert (seen.delta, seen.median) == (1004 / 5 - 0.25, 1.0 - 0.25)
 
 
 def test_clipping_alone_leaves_a_delta_but_no_spread() -> None:
     """Identical clients of update norm 30 with S = 15 give Delta 15: it has no limit of zero."""
-    w_KP = torch.tensor([[18.0, 24.0]] * 3)
-    clipped_KP = w_KP / 2
-    seen = measure(w_KP, clipped_KP.mean(0), ORIGIN, clipped_KP, 1.0)
+    clipped_KP = ClippedUpdates(torch.tensor([[18.0, 24.0]] * 3), torch.full((3,), 0.5))
+    seen = measure(clipped_KP, torch.tensor([9.0, 12.0]), ORIGIN, clipped_KP.share())
     assert (seen.delta, seen.clean, seen.spread) == (15.0, 15.0, 0.0)
 
 
@@ -124,8 +123,9 @@ def test_the_mean_cosine_is_that_of_all_pairs_one_by_one() -> None:
 
 def test_measure_takes_the_cosine_of_the_last_layer_alone() -> None:
     clipped_KP = torch.tensor([[9.0, 1.0], [9.0, -1.0]])
-    assert measure(clipped_KP, ORIGIN, ORIGIN, clipped_KP, 0.0, clipped_KP[:, 1:]).cosine == -1.0
-    assert measure(clipped_KP, ORIGIN, ORIGIN, clipped_KP, 0.0).cosine is None
+    given = ClippedUpdates(clipped_KP), ORIGIN, ORIGIN, 0.0
+    assert measure(*given, clipped_KP[:, 1:]).cosine == -1.0
+    assert measure(*given).cosine is None
 
 
 @pytest.mark.parametrize(("statistic", "value"), [("delta", 2.0), ("clean", 3.0), ("spread", 4.0), ("median", 7.0)])
@@ -232,7 +232,7 @@ class TestDetector:
     @pytest.mark.parametrize(
         ("clients", "new_global", "noise", "message"),
         [
-            ([], torch.zeros(2), None, "no weights were given"),
+            ([], torch.zeros(2), None, "clients: the list is empty"),
             ([torch.zeros(2), torch.zeros(3)], torch.zeros(2), None, r"clients\[1\] has 3 weights .* has 2"),
             ([torch.tensor([math.nan, 0.0])], torch.zeros(2), None, "NaN"),
             ([torch.zeros(2)], torch.tensor([math.nan, 0.0]), None, "NaN"),

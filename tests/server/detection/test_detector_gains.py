@@ -13,6 +13,8 @@ import torch
 from lindt import Detector, GainReport, Paired
 from lindt.errors import PlanError, UserError
 from lindt.protocols import Decision, DetectionState, Evidence
+from lindt.server.detection.detector import GainWarning
+from lindt.server.detection.gain import Gain
 
 REPORT = GainReport(10, Paired(-0.2, 0.4), Paired(-0.1, 0.3))
 
@@ -59,7 +61,7 @@ class TestWithoutGains:
     def test_one_or_the_other(self) -> None:
         with pytest.raises(UserError, match="leave out one of the two"):
             Detector(0.1, detection=Listening())
-        with pytest.raises(UserError, match="leave out one of the two"):
+        with pytest.raises(UserError, match="leave out gains or epsilon"):
             Detector(0.1).observe([torch.zeros(2)], torch.zeros(2), gains=[0.1])
 
 
@@ -101,12 +103,22 @@ class TestReports:
         verdict = detector.observe(gains=[-0.1])
         assert (verdict.clients, verdict.gain) == (1, -0.1)
 
+    def test_points_in_place_of_shares_are_warned_of_once(self) -> None:
+        detector = Detector(rounds=30, clients=4)
+        with pytest.warns(GainWarning, match=r"gains: 4 of 4 are not in \[-1, 1\]; .* as fractions: 0.05 for five"):
+            detector.observe(gains={0: -8.0, 1: 4.0, 2: 3.0, 3: float("nan")}, samples=50)
+        detector.observe(gains={0: -8.0, 1: 4.0, 2: 3.0, 3: 2.0}, samples=50)  # an error if it warned again
+        Detector(rounds=30).observe(gains={0: -8.0, 1: 0.4}, samples=50)  # one of two may be an attacker
+        noisy = Detector(rounds=30, detection=Gain(noise=0.5))
+        noisy.observe(gains={0: -8.0}, samples=50)  # noise may leave the bounds
+
     def test_a_liar_is_clipped_and_nan_counts_for_nothing(self) -> None:
         detector, heard = listening()
-        detector.observe(
-            gains={"liar": -99.0, "nan": math.nan, "inf": GainReport(5, Paired(math.inf, 1), Paired(0, 0))}
-        )
-        assert {i: report.private.mean for i, report in heard[0].reports.items()} == {0: -1.0}
+        honest = dict.fromkeys("abc", 0.25)
+        infinite = GainReport(5, Paired(math.inf, 1), Paired(0, 0))
+        detector.observe(gains={"liar": -99.0, "nan": math.nan, "inf": infinite} | honest)
+        heard_of = {i: report.private.mean for i, report in heard[0].reports.items()}
+        assert heard_of == {0: -1.0, 3: 0.25, 4: 0.25, 5: 0.25}
 
     def test_a_round_without_reports_is_a_round(self) -> None:
         detector, heard = listening()
@@ -116,12 +128,12 @@ class TestReports:
     @pytest.mark.parametrize(
         ("gains", "samples", "complaint"),
         [
-            (0.3, None, "gains: of type float"),
-            ("0.3", None, "gains: of type str"),
-            (["a"], None, r"gains\[0\]: of type str"),
+            (0.3, None, "gains: it is of type float"),
+            ("0.3", None, "gains: it is of type str"),
+            (["a"], None, r"gains\[0\]: it is of type str"),
             ([0.3], 0, "number of held-out samples is 0"),
-            ([0.3], [1, 2], "2 given for 1 gains"),
-            ({"a": 0.3}, {"b": 2}, "none for client 'a'"),
+            ([0.3], [1, 2], "it has 2 numbers for 1 gains"),
+            ({"a": 0.3}, {"b": 2}, "client 'a' is missing"),
         ],
     )
     def test_what_is_no_gain_is_named(self, gains: Any, samples: Any, complaint: str) -> None:
@@ -138,7 +150,7 @@ class TestVerdict:
         assert (verdict.clients, verdict.samples, verdict.warning) == (2, 7, 2)
         assert verdict.negative
         assert detector.negative
-        assert (verdict.delta, verdict.w_div) == (None, None)  # no weights were given
+        assert (verdict.delta, verdict.w_div) == (None, None)  # clients: the list is empty
         assert not detector.observe(gains={"a": 0.9}).negative  # a verdict can change
 
     def test_weights_beside_gains_are_measured_and_decide_nothing(self) -> None:
@@ -164,3 +176,21 @@ class TestVerdict:
 
     def test_the_first_rounds_of_a_run_are_too_early(self) -> None:
         assert Detector(rounds=100).observe(gains=[-1.0] * 20, samples=100).state == "too early"
+
+
+def _states(gain: float, lie: float | None) -> set[str]:
+    """The states of 100 rounds of 20 clients with this gain, where client 0 may report a lie in each round."""
+    detector, states = Detector(rounds=100, clients=20), set()
+    for _ in range(100):
+        gains = {i: Paired(gain, 0.3) for i in range(20)} | ({} if lie is None else {0: Paired(lie, 1.0)})
+        states.add(detector.observe(gains=gains, samples=50).state)
+    return states
+
+
+@pytest.mark.parametrize(("sign", "state"), [(-1, "hurts"), (1, "helps")])
+def test_one_client_that_lies_can_hide_a_gain_and_cannot_turn_it_around(sign: int, state: str) -> None:
+    """Of 20 clients one reports +1 or -1: that moves the mean by 5 points, as SECURITY.md says."""
+    assert state in _states(sign * 0.04, None)
+    assert _states(sign * 0.04, -sign * 1.0) == {"too early", "undecided"}
+    # A mean of 4 points to the other side, which the middle half of the clients does not share.
+    assert _states(sign * 0.01, -sign * 1.0) == {"too early", "undecided"}

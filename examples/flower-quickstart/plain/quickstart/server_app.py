@@ -1,4 +1,4 @@
-"""The app on the server: average what the clients send back."""
+"""The app on the server: average the clients' weights."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What is learned: the model, the data, how to train and how to test."""
+"""The learning task: the model, the data, training and test."""
 
 from functools import cache
 

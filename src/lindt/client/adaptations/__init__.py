@@ -1,1 +1,1 @@
-"""What a client learns for itself, one file each. A plan finds every class that a module in here registers."""
+"""Adaptations: how a client trains a model of its own, one file each. A plan finds every class that registers here."""

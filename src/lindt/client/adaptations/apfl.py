@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 import torch
@@ -13,10 +13,11 @@ from torch.func import functional_call
 from lindt.client.training import GradientStep, Initial, global_step, initial_private, recording_key, sgd_step
 from lindt.errors import require, require_choice
 from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
-from lindt.registry import register, register_method
+from lindt.registry import OMITTED, register, register_method
 from lindt.weights import trainable
 
 Mix = Literal["predictions", "weights"]
+VLoss = Literal["mixture", "own"]
 
 
 @final
@@ -37,21 +38,24 @@ class _Mixed(nn.Module):
 class Apfl:
     """Step w on its own loss, then v on the loss of the mixture at the new w.
 
-    alpha moves once a round, after the first batch, against the slope of the mixture's loss along v - w plus
-    the authors' 0.02 * alpha of decay, clipped to [0, 1]. `mix` is what is mixed: predictions or weights.
+    alpha is updated once a round, after the first batch: a gradient step on the mixture's loss along v - w, with the
+    authors' decay of 0.02 * alpha, clipped to [0, 1]. `mix` says whether predictions or weights are mixed.
 
-    Limit: v's gradient carries the factor alpha, so at 0.01 it learns a hundred times slower than w, and at
-    alpha = 0 nothing reaches it any more. A short run stays near FedAvg.
+    Limit: on the mixture's loss v's gradient has the factor alpha, so at 0.01 v learns a hundred times slower than w,
+    and at alpha = 0 not at all: the client stays near FedAvg. With `v_loss = "own"` v trains on its own loss, as in
+    PFLlib, and alpha follows.
     """
 
     alpha: float = 0.01
     mix: Mix = "predictions"
     first: Initial = "copy"
+    v_loss: VLoss = field(default="mixture", metadata=OMITTED)  # the loss that v trains on
 
     def __post_init__(self) -> None:
-        require(0 <= self.alpha <= 1, "alpha", self.alpha, "the mixing coefficient lies between 0 and 1")
+        require(0 <= self.alpha <= 1, "alpha", self.alpha, "give a mixing coefficient between 0 and 1")
         require_choice("mix", self.mix, Mix)
         require_choice("first", self.first, Initial)
+        require_choice("v_loss", self.v_loss, VLoss)
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
         return _Mixed(initial_private(shared, self.first), self.alpha)
@@ -63,8 +67,12 @@ class Apfl:
         def mixed_loss(x: Tensor, y: Tensor) -> Tensor:
             return ctx.loss(self._output(shared, private, x), y)
 
+        def own_loss(x: Tensor, y: Tensor) -> Tensor:
+            return ctx.loss(private.model(x), y)
+
+        loss_v = own_loss if self.v_loss == "own" else mixed_loss
         down = GradientStep(
-            mixed_loss, [v], [shared, private.model], recording_key(mixed_loss, ctx.loss, self), [private.alpha]
+            loss_v, [v], [shared, private.model], recording_key(loss_v, ctx.loss, self), [private.alpha]
         )
         moved = False
 
@@ -77,6 +85,7 @@ class Apfl:
             moved = True
             loss = mixed_loss(*batch)
             grads_w = torch.autograd.grad(loss, w, retain_graph=True, allow_unused=True)
+            loss = own_loss(*batch) if self.v_loss == "own" else loss
             (grads_v,) = sgd_step(loss, ctx.rate, ctx.max_norm, v)
             private.alpha.copy_(_next_alpha(private.alpha, w, v, grads_w, grads_v, ctx.rate))
             ctx.notes["alpha"] = float(private.alpha)

@@ -1,4 +1,4 @@
-"""The plain method, FedAvg's. How its clients step is in client/training.py, since every other method steps so, too."""
+"""The plain method, FedAvg. Its training step is in client/training.py, since every other method uses it, too."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from lindt.registry import register, register_method
 @dataclass(frozen=True)
 class GlobalOnly:
     """FedAvg's client: trains w, keeps nothing, predicts with w."""
+
+    takes_optimizer = True
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
         return None
@@ -44,7 +46,7 @@ _MOVED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names that methods of users import from here."""
+    """Names that were in this module before, which users' methods may still import from here."""
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"{__name__}.{name} is deprecated; import it from {_MOVED[name]}", DeprecationWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""Ditto (Li et al. 2021, arXiv 2012.04221): a private model that trains for itself, pulled towards the shared one."""
+"""Ditto (Li et al. 2021, arXiv 2012.04221): a private model, regularised towards the shared model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lindt.weights import trainable
 class Ditto:
     """w trains as in FedAvg; v_i on its own loss plus pull / 2 * ||v_i - w^{r-1}||^2. The client predicts with v_i.
 
-    The pull is taken as a proximal step, its exact minimum, where the paper steps down its gradient: the two
-    agree for a small rate * pull, and a large one does not overshoot.
+    The penalty is applied as a proximal step, its exact minimum; the paper uses its gradient. The two agree for a small
+    rate * pull, and with a large one the proximal step does not overshoot.
     """
 
     pull: float = 0.1  # the paper's lambda
@@ -37,7 +37,7 @@ class Ditto:
         assert private is not None
         step_w, v = global_step(ctx, shared), trainable(private)
         step_v = gradient_step(ctx, "v", lambda x, y: ctx.loss(private(x), y), (private, v))
-        received = [p.detach().clone() for p in trainable(shared)]  # w^{r-1}: no batch has moved it yet
+        received = [p.detach().clone() for p in trainable(shared)]  # w^{r-1}: no step has changed it yet
         share = ctx.rate * self.pull / (1 + ctx.rate * self.pull)
 
         def step(batch: Batch) -> None:

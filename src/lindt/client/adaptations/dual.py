@@ -1,9 +1,9 @@
 """LINDT's dual model (Sec. 4.1, Eq. 8-10) on any nn.Module, and its client (Sec. 4.2, Alg. 2 c4-c15): w and v_i train
 jointly as one intertwined model.
 
-Two models are joined by naming attach points. A forward hook on the global model keeps each point's output; a forward
-hook on the local model replaces its own output there by the intertwined representation. Neither model has to be
-rewritten, and the hooks live for one call, so that deepcopy, state_dict and torch.compile see two plain models.
+Two models are joined at named attach points. A forward hook on the global model keeps the output of each point; a
+forward hook on the local model replaces its output there by the intertwined representation. Neither model has to be
+rewritten. The hooks exist during one call only, so that deepcopy, state_dict and torch.compile see two plain models.
 """
 
 from __future__ import annotations
@@ -29,9 +29,24 @@ Position = Literal["after", "before"]
 
 @final
 class Intertwined(nn.Module):
-    """The dual model: `global_output, local_output = dual(x)`. Clients predict with the local one.
+    """The dual model (Sec. 5.2): two models of the same structure, joined at attach points. `intertwine` makes it.
 
-    `scores` holds the mean score at each point of the last call when `watch` is set.
+    `global_output, local_output = dual(x)`; clients predict with the local one. `scores` holds the mean score at each
+    point of the last call when `watch` is set.
+
+    Args:
+        global_model: The shared model w.
+        local_model: The client's own model v.
+        points: The attach points by name, each with `sample` or `step`: one score per sample, or per step.
+        scale: How the score at a point is computed.
+
+    Examples:
+        >>> import copy, lindt, torch
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> dual = lindt.intertwine(model, copy.deepcopy(model))
+        >>> isinstance(dual, lindt.Intertwined), list(dual.points)
+        (True, ['1'])
     """
 
     def __init__(
@@ -64,12 +79,12 @@ class Intertwined(nn.Module):
             if _version(theirs) != version:
                 raise UserError(
                     f"attach point {name!r}: the module after it changes its output in place; "
-                    "build that one with inplace=False, or name it as the point instead"
+                    "build that module with inplace=False, or name that module as the point"
                 )
             if theirs.shape != ours.shape:
                 raise UserError(
-                    f"attach point {name!r}: the global model gives {tuple(theirs.shape)} there, the local "
-                    f"model {tuple(ours.shape)}; both need the same structure"
+                    f"attach point {name!r}: its output has shape {tuple(theirs.shape)} in the global model, "
+                    f"{tuple(ours.shape)} in the local model; give two models of the same structure"
                 )
             if self.watch:
                 self.scores[name] = float(score(theirs, ours, per, self.scale).detach().mean())
@@ -81,7 +96,7 @@ class Intertwined(nn.Module):
             if name not in kept:
                 raise UserError(_fired(name, "not at all"))
             if kept[name][0] is global_output:
-                raise PlanError("points", name, "its output are the logits; attach before the last layer")
+                raise PlanError("points", name, "its output is the model's output; name a layer before the last")
         with _hooks(self.local_model, self.points, replace):
             local_output = self.local_model(x)
         if kept:
@@ -89,7 +104,16 @@ class Intertwined(nn.Module):
         return global_output, local_output
 
     def joint_loss(self, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-        """Eq. 10: the loss of the global output plus the loss of the local one; both reach w and v."""
+        """Eq. 10: the loss of the global output plus the loss of the local one; both reach w and v.
+
+        Args:
+            loss: A function of outputs and targets.
+            x: The inputs of a batch.
+            y: Its targets.
+
+        Returns:
+            The sum of both losses; call its `backward`, and step both models.
+        """
         global_output, local_output = self(x)
         return loss(global_output, y) + loss(local_output, y)
 
@@ -102,7 +126,37 @@ def intertwine(
     scale: Scale = "paper",
     position: Position = "after",
 ) -> Intertwined:
-    """Join two models of the same structure at `points`, names of submodules; by default `default_points`."""
+    """Join two models of the same structure: a dual model, the paper's recovery.
+
+    Args:
+        global_model: The shared model w, which is sent back to the server.
+        local_model: The client's own model v, which stays with the client. It begins as a copy of w.
+        points: Names of the submodules at which the models are joined; by default those of the model's
+            `attach_points`, or in a plain `nn.Sequential` the module after each layer but the last. A mapping gives for
+            each name `sample` or `step`: one score per sample, or one per step of a sequence.
+        scale: How the score at a point is computed; `paper` is Eq. 8.
+        position: Whether the default points of a plain `nn.Sequential` are `after` an activation or `before` it.
+
+    Returns:
+        The dual model: `dual(x)` gives the outputs of both, `dual.joint_loss(loss, x, y)` trains both.
+
+    Raises:
+        UserError: The models are the same object, or not of the same structure.
+        PlanError: A point is not in the model, or the model has no points.
+
+    Examples:
+        >>> import copy, lindt, torch
+        >>> from torch import nn
+        >>> from torch.nn.functional import cross_entropy
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> private = copy.deepcopy(model)  # kept on the client between rounds
+        >>> dual = lindt.intertwine(model, private)
+        >>> x, y = torch.randn(5, 4), torch.tensor([0, 1, 0, 1, 1])
+        >>> dual.joint_loss(cross_entropy, x, y).backward()  # gradients for both
+        >>> global_output, local_output = dual(x)
+        >>> local_output.shape
+        torch.Size([5, 2])
+    """
     require_choice("scale", scale, Scale)
     require_choice("position", position, Position)
     require_type("global_model", global_model, nn.Module, "give an nn.Module")
@@ -119,24 +173,34 @@ def _join(
     position: Position,
 ) -> Intertwined:
     if global_model is local_model:
-        raise UserError("the global and the local model are the same module; give the local model weights of its own")
+        raise UserError(
+            "local_model: it is the same module as global_model; give it weights of its own, such as "
+            "copy.deepcopy(global_model)"
+        )
+    theirs = {id(parameter) for parameter in global_model.parameters() if parameter.requires_grad}
+    for name, parameter in local_model.named_parameters():
+        if id(parameter) in theirs:
+            raise UserError(
+                f"local_model: its {name} is a weight of global_model, too; give it weights of its own, such as "
+                "copy.deepcopy(global_model)"
+            )
     for model in (global_model, local_model):
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise UserError(
-                f"{type(model).__name__} runs copies of the model that no hook follows; "
-                "intertwine the inner `.module` and wrap the result"
+                f"{type(model).__name__} runs copies of the model without the hooks; "
+                "intertwine its `.module`, and wrap the result"
             )
     names = default_points(global_model, position) if points is None else points
     chosen = (
         dict(_named(f"{n}:{p}") for n, p in names.items()) if isinstance(names, Mapping) else dict(map(_named, names))
     )
     if not chosen:
-        raise PlanError("points", names, "a model of one layer has nothing to intertwine; name points, or add a layer")
+        raise PlanError("points", names, "a model of one layer has no attach point; name points, or add a layer")
     known, known_local = dict(global_model.named_modules()), dict(local_model.named_modules())
     for name in chosen:
         if name not in known or name not in known_local or not name:
             raise PlanError("points", name, f"no such submodule in the model; choose among {[n for n in known if n]}")
-    # A recurrent module's output is a sequence whose steps agree or contradict one by one.
+    # The output of a recurrent module is a sequence, with one score for each step.
     per: dict[str, Per] = {
         n: p or ("step" if isinstance(known[n], nn.RNNBase) else "sample") for n, p in chosen.items()
     }
@@ -144,18 +208,18 @@ def _join(
 
 
 def _named(point: str) -> tuple[str, Per | None]:
-    """`block1`, or `encoder:step` where the score is wanted per step."""
+    """The name and the kind of score of a point: `block1`, or `encoder:step` for one score per step."""
     name, _, per = point.partition(":")
     if per not in ("", "sample", "step"):
-        raise PlanError("points", point, "after the colon stands `sample` or `step`")
+        raise PlanError("points", point, "write `sample` or `step` after the colon")
     return name, per or None  # type: ignore[return-value]  # checked above
 
 
 def default_points(model: nn.Module, position: Position = "after") -> list[str]:
-    """m = 1..M-1: what a model names as its `attach_points`, or the joints of a plain nn.Sequential.
+    """m = 1..M-1: the model's `attach_points`, or points between the layers of a plain nn.Sequential.
 
-    `after` takes the module before each next parametrised one (activation and pooling included), `before`
-    each parametrised module itself; never the last, whose output are the logits.
+    `after` takes the last module before each next layer with parameters (after activation and pooling), `before` each
+    layer with parameters itself; never the last layer, whose outputs are the logits.
     """
     named = getattr(model, "attach_points", None)
     if named is not None:
@@ -164,11 +228,11 @@ def default_points(model: nn.Module, position: Position = "after") -> list[str]:
         return list(named)
     if not isinstance(model, nn.Sequential):
         raise PlanError(
-            "points", None, f"a {type(model).__name__} has no default attach points; name submodules, or set "
-            "`attach_points` on the model"
+            "points", None, f"a {type(model).__name__} has no default attach points; name submodules, set "
+            "`attach_points` on the model, or set method = 'guarded-fine-tune', which needs none"
         )  # fmt: skip
     children = list(model.named_children())
-    # An embedding has parameters but no representation of a layer yet: it is no m = 1..M-1.
+    # An embedding has parameters, but is not one of the layers m = 1..M-1.
     layers = [
         index
         for index, (_, child) in enumerate(children)
@@ -180,7 +244,7 @@ def default_points(model: nn.Module, position: Position = "after") -> list[str]:
 
 
 def _joint(children: list[tuple[str, nn.Module]], start: int, stop: int) -> str:
-    """The last module before the next layer that still transforms: dropout and reshaping only pass on."""
+    """The last module before the next layer that transforms its input: dropout and reshaping are left out."""
     passing = (nn.Dropout, nn.Dropout2d, nn.Flatten, nn.Identity)
     last = stop - 1
     while last > start and isinstance(children[last][1], passing):
@@ -189,19 +253,21 @@ def _joint(children: list[tuple[str, nn.Module]], start: int, stop: int) -> str:
 
 
 def _fired(name: str, how: str) -> str:
-    return f"attach point {name!r} fired {how} in one forward pass; name a submodule that runs exactly once"
+    return f"attach point {name!r} ran {how} in one forward pass; name a submodule that runs exactly once"
 
 
 def _version(tensor: Tensor) -> int:
-    """Grows with every change in place; tensors of inference mode do not count them."""
+    """A number that grows with every change in place; 0 for tensors of inference mode, which do not count them."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _first(name: str, output: Any) -> Tensor:
-    """The representation in a module's output: recurrent modules give (output, state)."""
+    """The representation in a module's output: recurrent modules return (output, state)."""
     tensor = output[0] if isinstance(output, tuple) else output
     if not isinstance(tensor, Tensor):
-        raise UserError(f"attach point {name!r} gives a {type(tensor).__name__}, not a tensor; name another submodule")
+        raise UserError(
+            f"attach point {name!r} returns a {type(tensor).__name__}, not a tensor; name another submodule"
+        )
     return tensor
 
 
@@ -224,20 +290,20 @@ def _hooks(model: nn.Module, points: Mapping[str, Per], act: Callable[[str, Any]
 
 Per = Literal["sample", "step"]
 Scale = Literal["paper", "sqrt_d", "cosine"]
-_ZERO = 1e-12  # a norm below this is no direction: the score is 0.5 and its gradient stays finite
+_ZERO = 1e-12  # a vector with a smaller norm has no direction: the score is 0.5 and its gradient stays finite
 
 
 def score(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
     """Eq. 8: sigmoid of the scalar projection of the global representation on the local one.
 
-    One score a sample (the first dimension), or one a step of a sequence (all but the last); shaped to
-    broadcast. Limit: a module that puts time first mixes samples under `sample`.
+    One score per sample (the first dimension), or per step of a sequence (all dimensions but the last), in a shape that
+    broadcasts. Limit: with `sample`, a module whose first dimension is time mixes samples.
     """
     return torch.sigmoid(_projection(global_B, local_B, per, scale)[0])
 
 
 def _projection(global_B: Tensor, local_B: Tensor, per: Per, scale: Scale) -> tuple[Tensor, Tensor, Tensor | float]:
-    """What the sigmoid is taken of, the local norm it was divided by, and what else."""
+    """The argument of the sigmoid, the local norm that it was divided by, and the other divisor."""
     over = _over(local_B, per)
     norm = _nonzero(torch.linalg.vector_norm(local_B, dim=over, keepdim=True))
     dot = (local_B * global_B).sum(over, keepdim=True) / norm
@@ -260,8 +326,10 @@ def _nonzero(norm: Tensor) -> Tensor:
 
 def attach(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale = "paper") -> Tensor:
     """Eq. 9: h = score * G + (1 - score) * L."""
-    plain = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()  # they make their own backward
-    if plain or local_B.dtype == torch.float16:  # which has no room for 1 / |L|^2
+    plain = (
+        torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    )  # these derive the backward themselves
+    if plain or local_B.dtype == torch.float16:  # float16 cannot represent 1 / |L|^2
         return torch.lerp(local_B, global_B, score(global_B, local_B, per, scale))
     h: Tensor = _Attach.apply(global_B, local_B, per, scale)  # type: ignore[no-untyped-call]
     return h
@@ -269,7 +337,7 @@ def attach(global_B: Tensor, local_B: Tensor, per: Per = "sample", scale: Scale 
 
 @final
 class _Attach(torch.autograd.Function):
-    """With its backward by hand: autograd's own takes 26 operators for it, of which 13 pass over whole tensors."""
+    """Eq. 9 with a backward written by hand: autograd's takes 26 operators, 13 of which pass over whole tensors."""
 
     @staticmethod
     def forward(ctx: Any, global_B: Tensor, local_B: Tensor, per: Per, scale: Scale) -> Tensor:
@@ -284,7 +352,7 @@ class _Attach(torch.autograd.Function):
     def backward(ctx: Any, g_B: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """With p the projection: dp/dL = G / (|L| f) - p L / |L|^2, dp/dG = L / (|L| f), f = 1, sqrt(d) or |G|."""
         G, L, p, s, norm, *other = ctx.saved_tensors
-        if torch.is_grad_enabled():  # to be differentiated again: what forward kept has no graph
+        if torch.is_grad_enabled():  # for a second derivative: the values saved by forward have no graph
             p, norm, factor = _projection(G, L, ctx.per, ctx.scale)
             s, other = torch.sigmoid(p), [factor] if isinstance(factor, Tensor) else []
         slope = torch.ops.aten.sigmoid_backward((g_B * (G - L)).sum(_over(L, ctx.per), keepdim=True), s)
@@ -294,7 +362,7 @@ class _Attach(torch.autograd.Function):
         to_G = s * g_B
         to_L = (g_B - to_G).addcmul_(turn, G).addcmul_(back, L, value=-1)
         to_G.addcmul_(turn, L)
-        if other:  # cosine: p falls with |G| as well
+        if other:  # cosine: p depends on |G| as well
             to_G.addcmul_(p * slope / other[0].square(), G, value=-1)
         return to_G, to_L, None, None
 
@@ -306,9 +374,9 @@ Trains = Literal["all", "head"]
 @final
 @dataclass(frozen=True)
 class Dual:
-    """Eq. 8-10. `points` empty means the model's own; `name:step` scores a sequence step by step.
+    """Eq. 8-10. Empty `points` are the model's own; `name:step` scores each step of a sequence.
 
-    `trains = "head"` is the ablation: only v's last layer learns.
+    `trains = "head"` is an ablation: only the last layer of v trains.
     """
 
     points: tuple[str, ...] = ()
@@ -316,6 +384,9 @@ class Dual:
     position: Position = "after"
     first: Initial = "copy"
     trains: Trains = "all"
+
+    takes_optimizer = True
+    predictor_runs_w = True  # once for each batch, unchanged: guarded prediction takes the outputs of w from there
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
         """c5-c6: v_i starts as the received w, or at random."""
@@ -327,7 +398,9 @@ class Dual:
         require_choice("first", self.first, Initial)
         require_choice("trains", self.trains, Trains)
         named = bool(self.points) and self.position == "before"
-        require(not named, "position", self.position, "chooses among default points; leave it where points are named")
+        require(
+            not named, "position", self.position, "it applies to default points only; leave it out or leave out points"
+        )
 
     def fits(self, model: nn.Module, x: Tensor) -> None:
         self.dual(model, copy.deepcopy(model))(x)
@@ -337,7 +410,7 @@ class Dual:
         return _join(shared, private, self.points or None, self.scale, self.position)
 
     def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
-        """c12-c13: one backward of the sum (Eq. 10), then both step; w and v are clipped apart."""
+        """c12-c13: one backward of the sum (Eq. 10), then a step of w and of v, each clipped separately."""
         assert private is not None
         dual = self.dual(shared, private)
         sections = v_sections(private, list(dual.points))
@@ -363,7 +436,7 @@ class Dual:
         return step
 
     def predictor(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Predictor:
-        """A client predicts with the local head of the dual model; before its first v_i with w."""
+        """A client predicts with the local output of the dual model, and with w before it has a v_i."""
         if private is None:
             return shared
         dual = self.dual(shared, private)
@@ -376,7 +449,7 @@ class Dual:
 
 
 def v_sections(private: nn.Module, points: list[str]) -> dict[str, list[nn.Parameter]]:
-    """v's parameters by the attach point they lead to; those after the last point are the "head"."""
+    """The parameters of v by the next attach point after them; those after the last point are the "head"."""
     order = [name for name, _ in private.named_modules()]
     ends = sorted((_last_inside(order, point), point) for point in points)
     sections: dict[str, list[nn.Parameter]] = {point: [] for point in [*(p for _, p in ends), "head"]}
@@ -388,7 +461,7 @@ def v_sections(private: nn.Module, points: list[str]) -> dict[str, list[nn.Param
 
 
 def _last_inside(order: list[str], point: str) -> int:
-    """Where a point's own submodules end in the order of modules."""
+    """The index of the last submodule of a point in the order of modules."""
     return max(index for index, name in enumerate(order) if name == point or name.startswith(f"{point}."))
 
 
@@ -401,15 +474,18 @@ def _norms(sections: dict[str, list[nn.Parameter]], grads: list[Tensor | None]) 
     return norms
 
 
-register_method("lindt", adaptation="dual")
+# LINDT from the first round on: the paper's all-time mode.
+register_method("lindt-always", adaptation="dual")
 
 
 register_method("lindt-tm", adaptation="dual", aggregator={"kind": "trimmed_mean", "share": 0.2})
 
 
-# Attached before the activations: the best of the ablation, by little.
+# Attached before the activations: the best variant of the ablation, by a small margin.
 register_method("lindt-before", adaptation={"kind": "dual", "position": "before"})
 
 
 # Detection and recovery: FedAvg until NFL is detected, LINDT from then on.
-register_method("runtime", adaptation="dual", recovery={"kind": "on_detection", "epsilon": 0.1, "patience": 250})
+register_method(
+    "lindt-on-detection", adaptation="dual", recovery={"kind": "on_detection", "epsilon": 0.1, "patience": 250}
+)

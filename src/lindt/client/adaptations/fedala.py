@@ -2,7 +2,7 @@
 
 Before it trains, a client takes the lower layers from w. In the top layers it starts from v_i + (w - v_i) * A, where
 each element of A in [0, 1] is learned on a sample of its own data: as the authors' code does, by steps of
-A - eta * gradient * (w - v_i). Then it trains as in FedAvg, and sends what it has trained.
+A - eta * gradient * (w - v_i). Then it trains as in FedAvg, and sends the trained weights.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lindt.protocols import Adaptation, Batch, Context, Predictor, Step
 from lindt.registry import register, register_method
 from lindt.weights import trainable
 
-LOSSES: Final = 10  # whose standard deviation says that A has converged
-STILL: Final = 0.1  # that standard deviation
-MOST_EPOCHS: Final = 100  # of the first learning of A, which the authors do not bound
+LOSSES: Final = 10  # the number of last losses whose standard deviation is the test of convergence
+STILL: Final = 0.1  # the standard deviation below which A has converged
+MOST_EPOCHS: Final = 100  # the most epochs of the first learning of A; the authors have no limit
 
 
 @final
 class _Local(nn.Module):
-    """v_i, the model that the client trained last, and A, by element of its top layers."""
+    """v_i, the model that the client trained last, and A for the elements of its top layers."""
 
     learned: Tensor
 
@@ -61,9 +61,11 @@ class FedAla:
     sample: float = 0.8  # the paper's s
     eta: float = 1.0
 
+    takes_optimizer = True
+
     def __post_init__(self) -> None:
         require(self.layers >= 1, "layers", self.layers, "mix at least the last layer")
-        require(0 < self.sample <= 1, "sample", self.sample, "a share above 0, to 1")
+        require(0 < self.sample <= 1, "sample", self.sample, "give a share above 0, up to 1")
         require(self.eta > 0, "eta", self.eta, "the rate of the weights must be above 0")
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
@@ -78,7 +80,7 @@ class FedAla:
 
         def step(batch: Batch) -> None:
             step_w(batch)
-            with torch.no_grad():  # after each batch: no step knows that it is the round's last
+            with torch.no_grad():  # after each batch, since a step does not know whether it is the last of the round
                 for mine, theirs in zip(kept, trained, strict=True):
                     mine.copy_(theirs)
 
@@ -94,18 +96,18 @@ class FedAla:
         return mixed.eval()
 
     def _top(self, model: nn.Module) -> int:
-        """From which of the trainable parameters on the top layers lie."""
+        """The index of the first trainable parameter of the top layers."""
         owners = [name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad]
         top = list(dict.fromkeys(owners))[-self.layers :]
         return min(place for place, owner in enumerate(owners) if owner in top)
 
     def _mix(self, ctx: Context, shared: nn.Module, private: _Local) -> None:
-        """Write the mixture into the module that holds w, and what was learned into A."""
+        """Learn A, and write the mixture into the module that holds w."""
         w, v = trainable(shared)[private.top :], trainable(private.model)[private.top :]
         apart = [p_w.detach() - p_v.detach() for p_w, p_v in zip(w, v, strict=True)]
         if not any(bool(part.any()) for part in apart):
-            return  # a first visit: v_i is w
-        model = copy.deepcopy(shared)  # the lower layers are those of w; its buffers may move
+            return  # the client's first round: v_i is w
+        model = copy.deepcopy(shared)  # the lower layers are those of w; the copy's buffers may change
         mixed = trainable(model)[private.top :]
 
         @torch.no_grad()
@@ -129,7 +131,7 @@ class FedAla:
 
         place()
         rows = torch.randperm(len(ctx.train), generator=ctx.generator)
-        data = subset(ctx.train, rows[: max(2, int(self.sample * len(ctx.train)))])  # BatchNorm wants two
+        data = subset(ctx.train, rows[: max(2, int(self.sample * len(ctx.train)))])  # BatchNorm needs two
         losses: list[float] = []
         epochs = 1 if bool(private.learned) else MOST_EPOCHS
         for _ in fit(learn, LocalWork(data, epochs), ctx.batch, ctx.generator, ctx.device):

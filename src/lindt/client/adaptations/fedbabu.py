@@ -1,6 +1,6 @@
-"""FedBABU (Oh et al. 2022, arXiv 2106.06042): the body trains around a head that stays as it was first drawn.
+"""FedBABU (Oh et al. 2022, arXiv 2106.06042): the body is trained, the head keeps its random initial weights.
 
-A client that predicts tunes the head for 5 epochs, at the round's rate, with the body fixed.
+To predict, a client tunes the head for 5 epochs, at the round's rate, with the body fixed.
 """
 
 from __future__ import annotations

@@ -23,14 +23,16 @@ from lindt.weights import trainable
 class FineTune:
     """The client trains w as FedAvg does, and predicts with a copy of w that it tunes on its own data.
 
-    Tuned when it predicts: from the newest w, for `epochs`, nothing is kept. With `kept`, tuned while it trains: from
-    the w that it receives, on the batches of the round, and kept until its next visit; then prediction costs nothing,
-    and `epochs` is not used.
+    By default the copy is tuned for each prediction, from the newest w, for `epochs`, and is not stored. With `kept` it
+    is tuned in training: from the received w, on the batches of the round, and stored until the client trains again;
+    then prediction needs no tuning, and `epochs` is not used.
     """
 
     rate: float = 0.02
     epochs: int = 5
     kept: bool = False
+
+    takes_optimizer = True  # for w; the copy is tuned by SGD at `rate`
 
     def __post_init__(self) -> None:
         require(self.rate > 0, "rate", self.rate, "the fine-tuning rate must be above 0")
@@ -43,7 +45,7 @@ class FineTune:
         step_w = global_step(ctx, shared)
         if private is None:
             return step_w
-        private.load_state_dict(shared.state_dict())  # from the received w, not from the v_i of the last visit
+        private.load_state_dict(shared.state_dict())  # from the received w, not from the stored v_i
         tune = self._tuning(ctx, private)
 
         def step(batch: Batch) -> None:

@@ -23,14 +23,17 @@ from lindt.weights import trainable
 class FineTuneHead:
     """The client trains w as FedAvg does; when it predicts, it tunes a copy of the head first.
 
-    The base is frozen and in evaluation mode, so its features are computed once and cached: 200 epochs cost
-    seconds. Nothing is kept between rounds. `head` empty means the last layer with parameters.
+    The base is frozen and in evaluation mode, so its features are computed once and cached: 200 epochs take
+    seconds. The tuned head is not stored between rounds. An empty `head` means the last layer with parameters.
     """
 
     rate: float = 0.001
     epochs: int = 200
     batch: int = 32
     head: str = ""
+
+    takes_optimizer = True  # for w; the head is tuned by SGD at `rate`
+    predictor_runs_w = True  # once for each batch, unchanged: guarded prediction takes the outputs of w from there
 
     def __post_init__(self) -> None:
         require(self.rate > 0, "rate", self.rate, "the fine-tuning rate must be above 0")
@@ -45,7 +48,7 @@ class FineTuneHead:
         modules: dict[str, nn.Module] = dict(model.named_modules())
         name = self.head or last_layer(model)
         if name not in modules:
-            raise PlanError("head", name, f"no such submodule; choose among {[n for n in modules if n]}")
+            raise PlanError("head", name, f"the model has no such submodule; choose among {[n for n in modules if n]}")
         return modules[name]
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module | None:
@@ -80,7 +83,7 @@ class _Tuned(nn.Module):
     def __init__(self, base: nn.Module, head: nn.Module, tuned: nn.Module) -> None:
         super().__init__()
         self.tuned = tuned
-        self._base = (base, head)  # not registered: they are the shared model's
+        self._base = (base, head)  # not registered as submodules: they belong to the shared model
 
     def forward(self, x: Tensor) -> Tensor:
         base, head = self._base
@@ -92,12 +95,12 @@ def last_layer(model: nn.Module) -> str:
     """The last submodule that has parameters of its own."""
     names = [n for n, module in model.named_modules() if n and list(module.parameters(recurse=False))]
     if not names:
-        raise PlanError("head", "", "the model has no layer with parameters to fine-tune")
+        raise PlanError("head", "", "the model has no layer with parameters to fine-tune; choose another adaptation")
     return str(names[-1])
 
 
 def _input_of(model: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
-    """What the base hands to the head, whose output has to be the model's own."""
+    """The head's input in a forward pass of the model. The head's output has to be the model's output."""
     kept: list[tuple[Tensor, Tensor]] = []
 
     def keep(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -109,7 +112,7 @@ def _input_of(model: nn.Module, head: nn.Module, x: Tensor) -> Tensor:
     finally:
         handle.remove()
     if not kept or kept[-1][1] is not output:
-        raise PlanError("head", str(head), "the model does not end with it; name the layer that gives the output")
+        raise PlanError("head", str(head), "its output is not the model's output; name the layer that gives the output")
     return kept[-1][0]
 
 

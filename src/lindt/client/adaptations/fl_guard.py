@@ -1,7 +1,7 @@
-"""FL-GUARD's recovery (Lin et al. 2024, arXiv 2403.04146): a private model whose pull towards w adapts to each batch.
+"""FL-GUARD's recovery (Lin et al. 2024, arXiv 2403.04146): a private model with an adaptive penalty towards w.
 
-There is no public code. What the paper leaves open is chosen here: the pull is computed anew on each batch, and a
-direction of length 0 counts as divergence 0.
+There is no public code. The paper leaves two things open, which are chosen here: the penalty's weight `pull` is
+computed for each batch, and a direction of length 0 has divergence 0.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class FlGuard:
     """w trains as in FedAvg; v_i on l(v_i) + pull * ||v_i - w_i||^2, and the client predicts with v_i.
 
     pull = sigmoid(l(v_i) - l(w_i)) * sigmoid(cosine of v_i - w_i and the gradient of l at v_i). It is large where w_i
-    fits the batch better, and where the way down leads towards w_i. All of it is measured before the batch's step.
-    The pull is a proximal step towards the w_i that the batch has moved, so that a large rate does not overshoot.
+    fits the batch better, and where a gradient step leads towards w_i. It is measured before the step of the batch.
+    It is applied as a proximal step towards w_i after the step, so that a large rate does not overshoot.
     """
 
     def begin(self, ctx: Context, shared: nn.Module) -> nn.Module:
@@ -36,7 +36,7 @@ class FlGuard:
     def step(self, ctx: Context, shared: nn.Module, private: nn.Module | None) -> Step:
         assert private is not None
         w, v = trainable(shared), trainable(private)
-        ahead = 0.0  # l(v_i) - l(w_i) on the batch at hand
+        ahead = 0.0  # l(v_i) - l(w_i) on the present batch
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             nonlocal ahead
@@ -44,10 +44,10 @@ class FlGuard:
             loss_v, loss_w = ctx.loss(private(x), y), ctx.shared_loss(shared, output, y)
             with torch.no_grad():
                 ahead = float(loss_v - ctx.loss(output, y))  # without the penalty of w
-            # Neither loss reaches the other's weights: one backward of the sum is two separate ones.
+            # The losses share no weights: one backward of the sum equals two separate ones.
             return loss_w + loss_v
 
-        down = gradient_step(ctx, None, loss, (shared, w), (private, v))  # not recorded: a tape would not set `ahead`
+        down = gradient_step(ctx, None, loss, (shared, w), (private, v))  # not recorded: a replay would not set `ahead`
         pulls: list[float] = []
 
         def step(batch: Batch) -> None:
@@ -74,7 +74,7 @@ def _sigmoid(value: float) -> float:
 
 @torch.no_grad()
 def _cosine(apart: Sequence[Tensor], slopes: Sequence[Tensor | None]) -> float:
-    """Of two vectors given in parts; 0 where one of them has no direction."""
+    """The cosine of two vectors given in parts; 0 where one of them has length 0."""
     product, squares = 0.0, [0.0, 0.0]
     for part, slope in zip(apart, slopes, strict=True):
         squares[0] += float(part.square().sum())

@@ -1,8 +1,8 @@
 """Partial sharing: some layers of the model are shared, the others are private and stay with each client.
 
-FedPer, FedRep and FedBABU are settings of it (fedper.py, fedrep.py, fedbabu.py). The server aggregates, clips, adds
-noise to and measures the shared layers alone. In w the private layers keep the values that they had when recovery
-began; a client starts its own from them.
+FedPer, FedRep and FedBABU are settings of it (fedper.py, fedrep.py, fedbabu.py). The server clips, aggregates and
+measures the shared layers only, and adds noise to them only. In w the private layers keep the values that they had when
+recovery began; a client's private layers start from these values.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ Training = Literal["together", "in turn", "shared only"]
 @final
 @dataclass(frozen=True)
 class PartialSharing:
-    """`private` names the layers that stay with the client, or `shared` those that do not; by default the last layer
-    is private. A name stands for a layer and all layers inside it ("fc2", "encoder", "encoder.0"), or for a parameter.
+    """`private` names the layers that stay with the client, or `shared` the layers that do not; by default the last
+    layer is private. A name is that of a layer, with all layers inside it ("fc2", "encoder", "encoder.0"), or that of a
+    parameter.
 
-    `training`: "together": shared and private layers train on the same batches. "in turn": in each round first the
-    private layers alone, for `epochs`, then on the round's batches the shared layers alone. "shared only": the private
-    layers are not trained in the federation; each time that the client predicts, it tunes a copy of them for `epochs`.
-    Except with "shared only" the federation has no global model that could be used as a whole.
+    `training`: "together": shared and private layers train on the same batches. "in turn": in each round first only the
+    private layers train, for `epochs`, then only the shared layers, on the round's batches. "shared only": the private
+    layers are not trained in the federation; for each prediction the client tunes a copy of them for `epochs`.
+    Except with "shared only" the federation has no whole global model.
 
-    A penalty covers the shared layers. `rate` is that of the epochs of private layers alone; 0 takes the round's.
+    A penalty covers the shared layers. `rate` is the rate of SGD in the epochs that train only private layers; with 0
+    they use the round's rate and optimizer.
     """
 
     private: tuple[str, ...] = ()
@@ -45,6 +47,8 @@ class PartialSharing:
     training: Training = "together"
     epochs: int = 10
     rate: float = 0.0
+
+    takes_optimizer = True
 
     def __post_init__(self) -> None:
         require_choice("training", self.training, Training)
@@ -61,17 +65,17 @@ class PartialSharing:
         first: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             one = first.setdefault(id(parameter), name)
-            # A tied parameter has its first name in w. Its other names must not say something else.
+            # A tied parameter has its first name in w. Its other names must be private or shared like the first.
             if one != name and parameter.requires_grad and (one in kept) != self._is_private(name, kept, model):
-                raise PlanError(self._field, name, f"it is tied to {one}; share both or none")
+                raise PlanError(self._field, name, f"it is tied to {one}; make both shared or both private")
 
     def private_names(self, names: Sequence[str]) -> frozenset[str]:
-        """Of the trainable parameters those that stay with the client. PlanError where a name is of no layer."""
+        """The trainable parameters that stay with the client. PlanError where a name is not that of a layer."""
         given = self.private or self.shared
         has = f"the model has {', '.join(_layers(names))}"
         for name in given:
             if not any(_within(parameter, name) for parameter in names):
-                raise PlanError(self._field, name, f"no layer of that name can be trained; {has}")
+                raise PlanError(self._field, name, f"there is no trainable layer of that name; {has}")
         last = _owner(names[-1])
         named = frozenset(p for p in names if (any(_within(p, name) for name in given) if given else _owner(p) == last))
         found = frozenset(names) - named if self.shared else named
@@ -82,7 +86,7 @@ class PartialSharing:
 
     @property
     def part_in_words(self) -> str:
-        """What clients send."""
+        """The layers that clients send, as text."""
         if self.shared:
             return f"the layers {', '.join(self.shared)}"
         return f"all layers but {', '.join(self.private) or 'the last'}"
@@ -116,7 +120,7 @@ class PartialSharing:
         return _joined(shared, private)
 
     def _stepping(self, ctx: Context, shared: nn.Module, model: nn.Module, group: list[nn.Parameter]) -> Step:
-        """Steps down the batch's loss of `model`. The penalty is of `shared`, whose private layers do not move."""
+        """The training step of `model`. The penalty is that of `shared`, whose private layers do not change."""
         inside = {id(tensor) for tensor in model.parameters()}
         down = gradient_step(
             ctx,
@@ -132,7 +136,8 @@ class PartialSharing:
         return step
 
     def _own_rate(self, ctx: Context) -> Context:
-        return replace(ctx, rate=self.rate) if self.rate else ctx
+        # With a rate of its own it is plain SGD, without the round's optimizer.
+        return replace(ctx, rate=self.rate, optimizer=None, accumulate=1) if self.rate else ctx
 
     @property
     def _field(self) -> str:
@@ -158,7 +163,7 @@ class _PrivateLayers(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.places: dict[str, str] = {}  # in the model -> here, where a name may hold no dot
+        self.places: dict[str, str] = {}  # the name in the model -> the name here, which may contain no dot
         for name, tensor in tensors.items():
             place = self.places[name] = name.replace(".", "/")
             copied = tensor.detach().clone()
@@ -173,9 +178,9 @@ class _PrivateLayers(nn.Module):
 
 
 def _joined(shared: nn.Module, private: _PrivateLayers) -> nn.Module:
-    """A module like `shared` whose tensors are those of `shared`, and in the private layers those of `private`.
+    """A module like `shared`, with the tensors of `shared`, and in the private layers those of `private`.
 
-    No tensor is copied: to train it is to train the two.
+    No tensor is copied: training it trains both.
     """
     own: dict[int, object] = {}
     for name, tensor in (*shared.named_parameters(), *shared.named_buffers()):
@@ -184,8 +189,8 @@ def _joined(shared: nn.Module, private: _PrivateLayers) -> nn.Module:
 
 
 def _train_alone(ctx: Context, model: nn.Module, private: _PrivateLayers, epochs: int, *, whole: bool = True) -> None:
-    """Train the private layers of a joined model on all of the client's data. `whole`: the others are in training mode
-    too, as FedRep has it; else they stay as they are, and so do the shared layers' buffers."""
+    """Train the private layers of a joined model on all of the client's data. With `whole` the shared layers are in
+    training mode too, as in FedRep; otherwise they are in evaluation mode, and their buffers do not change."""
     if not whole:
         inside = {id(tensor) for tensor in private.parameters()}
         for module in model.modules():
@@ -195,12 +200,12 @@ def _train_alone(ctx: Context, model: nn.Module, private: _PrivateLayers, epochs
     named = ("private layers alone", tuple(private.places))
     down = gradient_step(ctx, named, lambda x, y: ctx.loss(model(x), y), (model, group))
     work = LocalWork(ctx.train, epochs)
-    for _ in fit(lambda batch: _ignored(down(batch)), work, ctx.batch, ctx.generator, ctx.device):
+    for _ in fit(lambda batch: _ignored(down(batch)), work, ctx.samples_a_step, ctx.generator, ctx.device):
         pass
 
 
 def _ignored(_gradients: object) -> None:
-    """A step returns nothing."""
+    """Drop the gradients: a Step returns None."""
 
 
 def _names(model: nn.Module) -> list[str]:
@@ -208,7 +213,7 @@ def _names(model: nn.Module) -> list[str]:
 
 
 def _owner(parameter: str) -> str:
-    """The layer of a parameter; empty for one of the model itself."""
+    """The layer of a parameter; empty for a parameter of the model itself."""
     return parameter.rpartition(".")[0]
 
 

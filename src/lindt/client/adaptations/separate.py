@@ -1,4 +1,4 @@
-"""The ablation without attaching: every client has a model of its own beside the shared one, and nothing joins them."""
+"""The ablation without attaching: every client trains a model of its own, which is not joined with the shared model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from lindt.weights import trainable
 @final
 @dataclass(frozen=True)
 class Separate:
-    """w trains as in FedAvg; v_i trains in the same rounds, on the same batches, on its own loss alone.
+    """w trains as in FedAvg; v_i trains in the same rounds, on the same batches, on its own loss only.
 
-    What LINDT gains over this is the intertwinement's; what this gains over FedAvg is training for oneself. Unlike
-    the private model P_i it starts from the shared one, and trains only in the rounds in which its client is asked.
+    LINDT's gain over this method is the effect of intertwining; this method's gain over FedAvg is the effect of a model
+    of one's own. Unlike the private model P_i, v_i starts from the shared model, and trains only in the rounds in which
+    its client is asked.
     """
 
     first: Initial = "copy"
+
+    takes_optimizer = True
 
     def __post_init__(self) -> None:
         require_choice("first", self.first, Initial)
@@ -36,7 +39,7 @@ class Separate:
         assert private is not None
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            # Neither loss reaches the other's weights: one backward of the sum is two separate ones.
+            # The losses share no weights: one backward of the sum equals two separate ones.
             return ctx.shared_loss(shared, shared(x), y) + ctx.loss(private(x), y)
 
         down = gradient_step(ctx, self, loss, (shared, trainable(shared)), (private, trainable(private)))

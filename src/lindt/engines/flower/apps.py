@@ -1,7 +1,7 @@
 """The ServerApp and the ClientApp that Flower loads: `federate` inside the one, a node's clients inside the other.
 
 `lindt run --engine flower` (engines/flower/launch.py) makes the app folder that names these two. Everything a run needs
-is in its run config: the plan, the run's id, the server's folder. The server's folder is the store of any other run.
+is in its run config: the plan, the run's id, the server's folder. The server's folder has the format of any run folder.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from lindt.plan.problem import Problem
 from lindt.runs.files import write_whole
 from lindt.runs.play import run_plan
 
-FAILURE = "failure.txt"  # in the run's folder: why the ServerApp ended, for whoever follows the run
+FAILURE = "failure.txt"  # in the run's folder: why the ServerApp failed, for the process that follows the run
 server_app = ServerApp()
 client_app = ClientApp()
 
 
 @server_app.main()
 def serve(grid: Grid, context: Context) -> None:
-    """Play the run in the server's folder to its end, from its last checkpoint where there is one."""
+    """Play the run in the server's folder to its end, from its last checkpoint if there is one."""
     config = context.run_config
     folder = Path(str(config["folder"]))
     patience = Timeouts(*(float(str(config[name])) for name in ("deadline", "gather", "comeback")))
@@ -37,7 +37,7 @@ def serve(grid: Grid, context: Context) -> None:
     deployment = "simulated-private" not in config
 
     def make_engine(plan: Plan, problem: Problem) -> Flower:
-        # A simulation's nodes are this machine, with other ids at each start.
+        # The nodes of a simulation are processes of this machine, and get other ids at each start.
         claims = Claims.open(folder, str(config["run"])) if deployment else None
         return Flower(grid, plan, problem, patience, claims)
 
@@ -55,8 +55,8 @@ def serve(grid: Grid, context: Context) -> None:
         ):
             pass
     except BaseException as error:
-        said = str(error) if isinstance(error, UserError) else traceback.format_exc()
-        write_whole(folder / FAILURE, said.encode())
+        reason = str(error) if isinstance(error, UserError) else traceback.format_exc()
+        write_whole(folder / FAILURE, reason.encode())
         raise
 
 

@@ -1,12 +1,12 @@
 """Which node holds which client in a run on Flower: the server's map, kept in the run's folder as nodes.json.
 
 A client belongs to the node that held it first, or to the node that the operator names (`--nodes FILE`). The claim of
-another node is refused and kept. Until the first task nobody has held a client: where two nodes claim one then, it is
-given to neither, since a fast answer proves nothing. A client stays its node's while that node is away.
+another node is refused and recorded. Until the first task no node holds a client: if two nodes claim a client before
+it, the client is given to neither, since the faster answer need not be the right one. A client still belongs to its
+node while that node is away.
 
-A node is the same if Flower gave it the same id, which the SuperLink binds to the node's public key; or if it proves
-that it has the key of its folder (identity.py): an id changes where keys are not registered, and with a new database of
-the SuperLink.
+A node is recognised by its Flower id, which the SuperLink binds to the node's public key, or by a proof that it has the
+key of its folder (identity.py): the id changes if keys are not registered, and with a new database of the SuperLink.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MOST_REFUSED: Final = 100  # nodes whose refused claims are kept
 @final
 @dataclass(frozen=True)
 class Holder:
-    """A client's node: Flower's id, and the public key that the node proved to have; "" where it proved none."""
+    """A client's node: Flower's id, and the public key whose possession the node has proven; "" without a proof."""
 
     node: int
     key: str
@@ -38,7 +38,7 @@ class Holder:
 
 @final
 class Claims:
-    """`holders` by client; `refused` by node, the clients that it claimed in vain. Without `path` nothing is kept."""
+    """`holders`: the node of each client. `refused`: the refused claims by node. Without `path` nothing is saved."""
 
     def __init__(self, path: Path | None = None, run: str = "") -> None:
         self._path, self._run = path, run
@@ -49,7 +49,7 @@ class Claims:
 
     @classmethod
     def open(cls, folder: Path, run: str) -> Claims:
-        """Those of a run's folder. A damaged file is not believed, and not replaced by an empty one."""
+        """Load the claims of a run's folder. A damaged file is an error, and is not replaced by an empty one."""
         found = cls(folder / NODES_FILE, run)
         path = folder / NODES_FILE
         if not path.exists():
@@ -68,7 +68,7 @@ class Claims:
         return found
 
     def claim(self, node: int, key: str, clients: frozenset[int]) -> frozenset[int]:
-        """The clients that the node holds from now on, of those that it claims. `key` is one that it has proven."""
+        """Of the clients that the node claims, those that it holds from now on. `key` is its proven public key."""
         before = dict(self.holders), {node: set(clients) for node, clients in self.refused.items()}
         granted = {i for i in clients if i not in self.holders or self.holders[i].is_same(node, key)}
         if self._new is not None:
@@ -84,7 +84,7 @@ class Claims:
         return frozenset(granted)
 
     def settle(self) -> None:
-        """Before the first task: what was claimed once is held from now on, what was claimed twice by nobody."""
+        """Before the first task: a client that one node claims is held by it, a client that two nodes claim by none."""
         for client, nodes in self.contested.items():
             del self.holders[client]
             for node in sorted(nodes):
@@ -97,7 +97,7 @@ class Claims:
             self.refused.setdefault(node, set()).update(clients)
 
     def name(self, listed: Mapping[int, int]) -> None:
-        """The operator's word: the node of each client. It goes before what was claimed."""
+        """Set the node of each client by the operator's list, which overrides the claims of nodes."""
         for client, node in listed.items():
             if client not in self.holders or self.holders[client].node != node:
                 self.holders[client] = Holder(node, "")
@@ -116,26 +116,26 @@ class Claims:
 
 
 def operator_list(path: Path, clients: int) -> dict[int, int]:
-    """The node of each client by a TOML file with a line for each node: `4182736455 = [0, 1]`."""
+    """The node of each client, from a TOML file with a line for each node: `4182736455 = [0, 1]`."""
     where = f"--nodes {path}"
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{where}: there is no such file") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{where}: no TOML that can be read ({error}); write lines as 4182736455 = [0, 1]") from None
+        raise UserError(f"{where}: it is not valid TOML ({error}); write lines such as 4182736455 = [0, 1]") from None
     listed: dict[int, int] = {}
     for node, held in table.items():
         if not (node.isdecimal() and len(node) <= 20) or not 0 < int(node) < 2**64:
-            raise UserError(f"{where}: {node!r} is no id of a SuperNode; `flwr supernode list` prints them")
+            raise UserError(f"{where}: {node!r} is not the id of a SuperNode; `flwr supernode list` prints the ids")
         if not isinstance(held, list) or not all(type(i) is int for i in held):
             raise UserError(f"{where}: node {node}: give client numbers, as in {node} = [0, 1]")
         for i in held:
             if not 0 <= i < clients:
-                raise UserError(f"{where}: client {i} is none of 0 to {clients - 1}")
+                raise UserError(f"{where}: client {i} does not exist; give numbers from 0 to {clients - 1}")
             if i in listed:
-                raise UserError(f"{where}: client {i} stands at two nodes, or twice; name one")
+                raise UserError(f"{where}: client {i} is listed twice; list it at one node")
             listed[i] = int(node)
     if not listed:
-        raise UserError(f"{where}: it names no node; write lines as 4182736455 = [0, 1]")
+        raise UserError(f"{where}: it names no client; write lines such as 4182736455 = [0, 1]")
     return listed

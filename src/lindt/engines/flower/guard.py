@@ -1,11 +1,11 @@
-"""Runs a command and ends it, with all that it started, when the process that wants it is gone, however that ended.
+"""Runs a command, and ends it and its descendants when the process that started the guard ends, in whatever way.
 
     python -m lindt.engines.flower.guard DESCRIPTOR COMMAND...
 
 DESCRIPTOR is the read end of a pipe, whose write end the other process holds. A byte in it asks for an orderly end. The
-operating system closes the pipe when that process ends, by kill -9 too: then everything is killed at once, and the run
-can be resumed. Flower starts some processes in sessions of their own, so no process group holds all. On Linux those
-whose parent has ended become children of this process; elsewhere the descendants that are left at the end are found.
+operating system closes the pipe when that process ends, also by kill -9: then everything is killed at once, and the run
+can be resumed. Flower starts some processes in sessions of their own, so no process group has all of them. On Linux,
+processes whose parent has ended become children of this process; elsewhere the remaining descendants are searched.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Final
 from lindt.engines.flower.superlink import end, family, kill
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-CHECK: Final = 0.2  # seconds between two looks whether the command has ended by itself
+CHECK: Final = 0.2  # seconds between two checks whether the command has ended by itself
 
 
 def main(descriptor: int, command: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the other process, which then lets us go
+        signal.signal(number, signal.SIG_IGN)  # the other process handles them, and then closes the pipe
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     process = subprocess.Popen(command, preexec_fn=_become_child)
     asked = True
@@ -48,7 +48,7 @@ def _become_child() -> None:
 
 
 def _kill_descendants() -> None:
-    """Until there is none: a process may have started another one before it was killed."""
+    """Kill until no descendant is left: a process may have started another one before it was killed."""
     while True:
         kill(family(os.getpid())[1:])
         try:

@@ -1,10 +1,10 @@
-"""A node's own key: how a node that comes back under another id shows that it is the one that held its clients.
+"""A node's own key: with it a node that comes back under another id proves that it held its clients before.
 
-It is an Ed25519 key in `node.key`, beside the v_i, made when the node first meets a server and readable by its user
-alone. The server sends a random challenge with each greeting; the node signs it with its id. The server keeps the
-public key.
-Limit: a folder that serves two federations has one key for both, and the server of one could pass on the challenge of
-the other.
+It is an Ed25519 key in `node.key`, beside the v_i. It is made when the node first connects to a server, and only its
+user can read it. The server sends a random challenge with each greeting; the node signs the challenge together with its
+id. The server stores the public key.
+Limit: a folder that is used in two federations has one key for both, and the server of one federation could pass on the
+challenge of the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def new_challenge() -> str:
 
 
 def proof(folder: Path, node: int, challenge: object) -> dict[str, str]:
-    """On the node: its public key, and the challenge signed with it. Nothing where there is no challenge of ours."""
+    """On the node: its public key, and the signed challenge. Empty if the challenge is not one of lindt's."""
     if not isinstance(challenge, str) or not re.fullmatch(rf"[0-9a-f]{{{2 * BYTES}}}", challenge):
         return {}
     key = _key(folder)
@@ -40,7 +40,7 @@ def proof(folder: Path, node: int, challenge: object) -> dict[str, str]:
 
 
 def proven_key(about: Mapping[str, Any], node: int, challenge: str) -> str:
-    """On the server: the public key that a node has proven to have; "" where it has proven none."""
+    """On the server: the public key whose possession the node has proven; "" without a valid proof."""
     key, signature = about.get("key"), about.get("signature")
     if not isinstance(key, str) or not isinstance(signature, str):
         return ""
@@ -73,5 +73,5 @@ def _key(folder: Path) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
     except ValueError:
         raise UserError(
-            f"{path} is damaged; restore it, or delete it, after which the server takes this node for another one"
+            f"{path} is damaged; restore it, or delete it: the server then treats this node as a new one"
         ) from None

@@ -1,9 +1,9 @@
 """Starts a run on Flower and follows it: `lindt run --engine flower`.
 
-The run itself is played by the ServerApp (flower/apps.py), in a process of the SuperLink's. This one makes the app
-folder that Flower wants, submits it, reads the store as it grows, and says how it ended. Without `superlink` it
-first starts a SuperLink of its own with Flower's simulation, and stops it at the end. Only Flower's commands are used,
-so nothing here imports it; telemetry and update checks are off.
+The run itself is played by the ServerApp (flower/apps.py), in a process of the SuperLink. This module makes the app
+folder that Flower needs, submits it, reads the store as it grows, and tells how the run ended. Without `superlink` it
+first starts its own SuperLink with Flower's simulation, and stops it at the end. It only uses Flower's commands and
+does not import Flower; telemetry and update checks are off.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from lindt.runs.store import Store
 from lindt.server.scores import require_updates
 
 FAILURE: Final = "failure.txt"  # written by the ServerApp into the run's folder
-LOOK: Final = 0.3  # seconds between two looks into the store
-CHECK: Final = 5.0  # seconds between two looks whether the SuperLink is there
-ASK: Final = 60.0  # seconds without a new round after which it is asked how the run fares: that starts a process
+LOOK: Final = 0.3  # seconds between two reads of the store
+CHECK: Final = 5.0  # seconds between two checks that the SuperLink can be reached
+ASK: Final = 60.0  # seconds without a new round before the SuperLink is asked for the run's status by a new process
 
 
 @final
 @dataclass(frozen=True)
 class FlowerOptions:
-    """Where on Flower, and how patient. `superlink` is a connection's name or HOST:PORT; None simulates here."""
+    """The options of a run on Flower. `superlink` is a connection's name or HOST:PORT; None simulates here."""
 
     superlink: str | None = None
     root_certificates: Path | None = None
@@ -46,13 +46,13 @@ class FlowerOptions:
     gather: float = 120.0
     comeback: float = 0.0
     nodes: Path | None = None  # the operator's list: the clients of each node
-    withhold: bool = False  # keep out of the run's folder who took part
+    withhold: bool = False  # do not write into the run's folder which clients took part
 
     def __post_init__(self) -> None:
         if self.noise not in (None, "plan", "system"):
             raise UserError(f"--noise {self.noise}: choose among plan, system")
         if self.deadline <= 0 or self.gather < 0 or self.comeback < 0:
-            raise UserError("--deadline, --gather and --comeback: give seconds, above 0 and 0 or more")
+            raise UserError("--deadline must be above 0 seconds, --gather and --comeback 0 seconds or more")
         if self.nodes is not None and self.superlink is None:
             raise UserError("--nodes goes with --superlink; a simulation makes its own nodes")
         if self.withhold and (self.superlink is None or self.drawn_from != "system"):
@@ -79,7 +79,7 @@ def run_on_flower(
     cache: Path | None = None,
     preflight: bool = True,
 ) -> Iterator[Event]:
-    """`run_plan`, played elsewhere: the same folder, the same events, but what clients learn alone is not seen."""
+    """`run_plan` on Flower: the same folder and events, except for those of training alone, which it does not see."""
     opened = open_run(
         plan,
         folder,
@@ -122,7 +122,7 @@ def run_on_flower(
 
 
 def app_config(store: Store, plan: Plan, flower: FlowerOptions, task: str | None, cache: Path | None) -> dict[str, Any]:
-    """All that ServerApp and ClientApp are told. Nodes get it too: it names folders, but holds no secret."""
+    """The run config of ServerApp and ClientApp. Nodes get it too: it names folders, but has no secret."""
     config: dict[str, Any] = {
         "plan": json.dumps(to_dict(plan)),
         "run": store.run,
@@ -164,8 +164,8 @@ def _follow(store: Store, superlink: SuperLink, run: str, played: int) -> Iterat
     path, heard, looked = store.folder / "rounds.jsonl", time.monotonic(), time.monotonic()
     position = path.stat().st_size if path.exists() else 0
     while True:
-        ended = store.ended  # before the last look, so that no line is missed
-        lines, position = _grown(path, position)
+        ended = store.ended  # read before the last lines, so that no line is missed
+        lines, position = _new_lines(path, position)
         for line in lines:
             heard = time.monotonic()
             yield RoundFollowed(line)
@@ -183,12 +183,12 @@ def _follow(store: Store, superlink: SuperLink, run: str, played: int) -> Iterat
             heard = time.monotonic()
             status = superlink.status(run)
             if status.startswith("finished") and not store.ended and not failure.exists():
-                raise UserError(f"the run on Flower is {status}; what was played is kept: go on with --resume")
+                raise UserError(f"the run on Flower is {status}; its rounds so far are kept: resume with --resume")
         time.sleep(LOOK)
 
 
-def _grown(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines that a file has grown by."""
+def _new_lines(path: Path, position: int) -> tuple[list[dict[str, Any]], int]:
+    """The complete lines of a file after `position`, and the position after them."""
     if not path.exists():
         return [], position
     with path.open("rb") as file:

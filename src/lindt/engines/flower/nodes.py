@@ -1,11 +1,11 @@
-"""Which nodes are there, whether one is still the one that was given a task, and its answers.
+"""The connected nodes, whether a node was restarted since it got a task, and the answers of nodes.
 
-A node says which clients it holds; claims.py decides whether they are its own.
+A node sends which clients it holds; claims.py decides whether it gets them.
 
-A SuperNode forgets the messages it has taken when it is killed, and with a registered key it comes back under its old
-id. So each node has a life: a word in Flower's own client state, lost with the process. Flower's Grid announces an
-answer before its weights are there: answers are pulled in threads, so that a node that dies while it sends does not
-hold up the others.
+A killed SuperNode loses the messages that it has taken, but with a registered key it comes back under its old id. So
+each node has an incarnation: a random word in Flower's own client state, which is lost with the process. Flower's Grid
+announces an answer before its weights have come: answers are pulled in threads, so that a node that dies while it sends
+does not delay the others.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Final, final
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
@@ -36,19 +37,19 @@ class ReplyPoller:
         self._running: dict[str, Future[list[Message]]] = {}
 
     def look(self, message: str) -> list[Message]:
-        """The answer to a message, if it is there; raises what pulling it raised."""
+        """The answer to a message, empty if it has not come. Raises the error of the pull, if it failed."""
         known = self._running.pop(message, None)
         pull = known or self._begin(message)
         try:
             return pull.result(0 if known else PULL_WAIT)
         except TimeoutError:
-            if pull.done():  # it was the pull's own
+            if pull.done():  # the pull itself raised TimeoutError
                 raise
             self._running[message] = pull
             return []
 
     def give_up(self, messages: Sequence[str]) -> None:
-        """Nobody waits for these any more; a pull that is still running ends by itself, or with the process."""
+        """Stop waiting for these answers. A pull that is still running ends by itself, or with the process."""
         for message in messages:
             self._running.pop(message, None)
 
@@ -58,7 +59,7 @@ class ReplyPoller:
         def work() -> None:
             try:
                 pull.set_result(list(self._grid.pull_messages([message])))
-            except BaseException as error:  # noqa: BLE001  # raised where the result is looked at
+            except BaseException as error:  # noqa: BLE001  # raised where the result is read
                 pull.set_exception(error)
 
         Thread(target=work, daemon=True, name=f"pull {message[:12]}").start()
@@ -66,14 +67,15 @@ class ReplyPoller:
 
 
 GREETING: Final = "query.clients"
-AGAIN: Final = 60.0  # seconds after which a greeting without an answer is taken for lost
+LOST: Final = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+AGAIN: Final = 60.0  # seconds after which a greeting without an answer counts as lost
 Send = Callable[[RecordDict, str, int, int], str | None]
 
 
 @final
 @dataclass(frozen=True)
 class NodeRecord:
-    """The clients that are a node's own, and what it said of itself."""
+    """The clients that a node holds, and its incarnation."""
 
     clients: frozenset[int]
     incarnation: str
@@ -82,7 +84,7 @@ class NodeRecord:
 @final
 @dataclass(frozen=True)
 class Greeting:
-    """A node that was asked who it is, and what it has to sign."""
+    """A node that was asked for its clients, and the challenge that it has to sign."""
 
     node: int
     challenge: str
@@ -90,22 +92,22 @@ class Greeting:
 
 @final
 class NodeRegistry:
-    """`said` tells, by node, what is wrong with the nodes that cannot take part."""
+    """The connected nodes. `said` has the error of each node that cannot take part."""
 
     def __init__(
         self, grid: Grid, pulls: ReplyPoller, send: Send, clients: int, parameters: int, claims: Claims
     ) -> None:
         self._grid, self._pulls, self._send, self.claims = grid, pulls, send, claims
         self._clients, self._parameters = clients, parameters
-        self.known: dict[int, NodeRecord] = {}  # by node, in the order they were met
+        self.known: dict[int, NodeRecord] = {}  # by node, in the order in which they connected
         self.said: dict[int, str] = {}
-        self._greeted: dict[str, Greeting] = {}  # those without an answer yet, by message
-        self._when: dict[int, float] = {}  # a node was last greeted
-        self.unheard: set[int] = set()  # nodes that are there and have not said yet who they are
-        self._most, self._whole = 0, 0.0  # clients met at once, and when so many were last seen
+        self._greeted: dict[str, Greeting] = {}  # greetings without an answer yet, by message
+        self._when: dict[int, float] = {}  # the time of each node's last greeting
+        self.unheard: set[int] = set()  # connected nodes that have not answered their greeting yet
+        self._most, self._whole = 0, 0.0  # the most clients connected at once, and when so many were last seen
 
     def nodes(self) -> dict[int, int]:
-        """The node of each client, for the clients whose node is there."""
+        """The node of each client, for the clients whose node is connected."""
         return {
             client: holder.node
             for client, holder in self.claims.holders.items()
@@ -113,15 +115,15 @@ class NodeRegistry:
         }
 
     def missed(self, seconds: float) -> int:
-        """How many clients there were when most were there, if that is no longer ago; 0 else."""
+        """The most clients that were connected at once, if that was less than `seconds` ago, else 0."""
         return self._most if time.monotonic() < self._whole + seconds else 0
 
     def incarnation(self, node: int) -> str | None:
-        """None for a node that is not there."""
+        """The word of the node's current process; None for a node that is not connected."""
         return self.known[node].incarnation if node in self.known else None
 
     def forget(self, node: int) -> None:
-        """It is greeted anew when it is there."""
+        """Drop a node. It is greeted again when it is connected."""
         self.known.pop(node, None)
         self._greeted = {message: greeting for message, greeting in self._greeted.items() if greeting.node != node}
 
@@ -132,7 +134,7 @@ class NodeRegistry:
             self._greeted[message], self._when[node] = Greeting(node, challenge), time.monotonic()
 
     def look(self) -> None:
-        """Greet nodes that are new, hear those greeted before, forget those that are gone."""
+        """Greet new nodes, read the answers to earlier greetings, drop nodes that are gone."""
         there = set(self._grid.get_node_ids())
         self.known = {node: known for node, known in self.known.items() if node in there}
         self.said = {node: said for node, said in self.said.items() if node in there}
@@ -144,12 +146,14 @@ class NodeRegistry:
         for message, greeting in list(self._greeted.items()):
             for answer in self._pulls.look(message):
                 del self._greeted[message]
-                self._hear(greeting, answer)
+                # The SuperLink answers a greeting that was lost with a killed process: the node is greeted again.
+                if not (answer.has_error() and answer.error.code in LOST):
+                    self._read_answer(greeting, answer)
         self.unheard = there - self.known.keys() - self.said.keys()
         if len(self.nodes()) >= self._most:
             self._most, self._whole = len(self.nodes()), time.monotonic()
 
-    def _hear(self, greeting: Greeting, answer: Message) -> None:
+    def _read_answer(self, greeting: Greeting, answer: Message) -> None:
         node = greeting.node
         try:
             if answer.has_error():
@@ -162,7 +166,7 @@ class NodeRegistry:
                     f"{self._parameters}"
                 )
             if not all(type(i) is int and 0 <= i < self._clients for i in clients):
-                raise ValueError(f"holds clients that are none of 0 to {self._clients - 1}")
+                raise ValueError(f"holds clients that do not exist; they are 0 to {self._clients - 1}")
             granted = self.claims.claim(node, proven_key(about, node, greeting.challenge), clients)
             if clients - granted:
                 refused = (
@@ -174,3 +178,4 @@ class NodeRegistry:
             self.known[node] = NodeRecord(granted, str(about.get("life", ""))[:100])
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             self.said[node] = " ".join(str(error).split())[:300]
+            log(WARNING, "lindt: node %s cannot take part: %s", node, self.said[node])

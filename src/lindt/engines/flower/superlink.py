@@ -1,4 +1,4 @@
-"""Flower's own commands, as the run's start needs them: a SuperLink that simulates, and submit, status, stop."""
+"""Flower's own commands to start and follow a run: a SuperLink that simulates, and submit, status, stop."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ import tomli_w
 from lindt.errors import UserError
 
 NAME: Final = "lindt"  # of the connection in a configuration of our own
-ANSWERS: Final = 60  # seconds in which a command of Flower's is done, or nobody is there
-KEPT: Final = "what was played is kept: go on with --resume"
-# Nothing leaves the machine unasked: no telemetry of Flower's or Ray's, no look for updates.
+ANSWERS: Final = 60  # seconds after which a command of Flower counts as unanswered
+KEPT: Final = "the rounds so far are kept: resume with --resume"
+# Nothing leaves the machine unasked: no telemetry of Flower or Ray, no check for updates.
 QUIET: Final = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def environment(home: Path | None = None) -> dict[str, str]:
-    """For every process of Flower's: its commands are found beside our Python, our modules where we found them."""
+    """The environment of Flower's processes: they find its commands beside this Python, and modules as this process."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     modules = os.pathsep.join([str(Path.cwd()), *(p for p in sys.path if p)])  # so that a --task is found there too
     there = {} if home is None else {"FLWR_HOME": str(home)}
@@ -40,21 +40,21 @@ def environment(home: Path | None = None) -> dict[str, str]:
 @final
 @dataclass(frozen=True)
 class SuperLink:
-    """A connection by name. `extra` is given with every submission: the size of a simulation."""
+    """A connection by name. `extra` is added to every submission: the size of a simulation."""
 
     name: str
     env: Mapping[str, str]
     extra: tuple[str, ...] = ()
-    address: tuple[str, int] | None = None  # where it is known: a SuperLink that is gone is then seen at once
+    address: tuple[str, int] | None = None  # if it is known, `check` can tell at once that the SuperLink is gone
 
     def submit(self, app: Path) -> str:
         found = self._ask("run", str(app), self.name, *self.extra)
         if not found.get("success") or not found.get("run-id"):
-            raise UserError(f"Flower did not take the run: {found.get('error-message') or found}")
+            raise UserError(f"Flower did not accept the run: {found.get('error-message') or found}")
         return str(found["run-id"])
 
     def status(self, run: str) -> str:
-        """`running`, `finished:completed`, `finished:failed` ...; a SuperLink that is gone is an error."""
+        """`running`, `finished:completed`, `finished:failed` ... Raises UserError if the SuperLink is gone."""
         self.check()
         runs = self._ask("list", self.name, "--run-id", run).get("runs") or [{}]
         return str(runs[0].get("status", "unknown"))
@@ -67,14 +67,14 @@ class SuperLink:
                 raise UserError(f"the SuperLink is gone ({error}); {KEPT}") from None
 
     def stop(self, run: str) -> None:
-        """As well as can be: the SuperLink may be gone, and the run with it."""
+        """Stop the run, if the SuperLink is still there."""
         with suppress(UserError):
             self.check()
             self._flwr("stop", run, self.name)
 
     def _ask(self, *words: str) -> dict[str, Any]:
         done = self._flwr(*words, "--format", "json")
-        start = done.stdout.find("{")  # it may talk before it answers
+        start = done.stdout.find("{")  # it may print other lines before its answer
         try:
             found, _ = json.JSONDecoder().raw_decode(done.stdout[max(start, 0) :])
         except ValueError:
@@ -86,13 +86,13 @@ class SuperLink:
         command = [str(Path(sys.executable).parent / "flwr"), *words]
         try:
             return subprocess.run(command, env=self.env, capture_output=True, text=True, check=False, timeout=ANSWERS)
-        except subprocess.TimeoutExpired:  # it tries again and again where nobody answers
+        except subprocess.TimeoutExpired:  # without an answer it retries without end
             raise UserError(f"`flwr {words[0]}` had no answer within {ANSWERS} s; {KEPT}") from None
 
 
 @contextmanager
 def connected(superlink: str, root_certificates: Path | None, home: Path) -> Iterator[SuperLink]:
-    """A SuperLink that others run: a connection's name in Flower's own configuration, or HOST:PORT."""
+    """A SuperLink that runs already: a connection's name in Flower's own configuration, or HOST:PORT."""
     if not re.search(r":\d+$", superlink):
         if root_certificates is not None:
             raise UserError("--root-certificates goes with --superlink HOST:PORT; a named connection has its own")
@@ -110,7 +110,7 @@ def connected(superlink: str, root_certificates: Path | None, home: Path) -> Ite
 
 @contextmanager
 def simulating(home: Path, log: Path, nodes: int) -> Iterator[SuperLink]:
-    """A SuperLink of our own, on a free port of this machine, whose nodes are simulated by Ray."""
+    """A SuperLink that lindt starts on a free port of this machine; Ray simulates its nodes."""
     port = free_port()
     configure(home, {"address": f"127.0.0.1:{port}", "insecure": True})
     command = [
@@ -127,12 +127,12 @@ def simulating(home: Path, log: Path, nodes: int) -> Iterator[SuperLink]:
 
 @contextmanager
 def guarded(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that ends with the block, or with this process, and all that it started with it (guard.py)."""
+    """Run a command that ends with the block or with this process, together with its descendants (guard.py)."""
     theirs, ours = os.pipe()
     guard = [sys.executable, "-m", "lindt.engines.flower.guard", str(theirs), *command]
     with log.open("ab") as said, closing_descriptor(ours):
         with closing_descriptor(theirs):
-            # In a session of its own: Ctrl-C is for us.
+            # In a session of its own, so that only this process gets Ctrl-C.
             process = subprocess.Popen(
                 guard, env=env, stdout=said, stderr=said, start_new_session=True, pass_fds=[theirs]
             )
@@ -177,7 +177,7 @@ def wait_for(port: int, process: subprocess.Popen[bytes], log: Path, seconds: fl
 
 
 def end(process: subprocess.Popen[bytes], patience: float = 10) -> None:
-    """A process of ours and all that it started: first it is asked, then whatever is left is killed."""
+    """End a process and its descendants: terminate it first, then kill the descendants that are left."""
     mine = family(process.pid)
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
@@ -193,7 +193,7 @@ def kill(pids: Sequence[int]) -> None:
 
 
 def family(pid: int) -> list[int]:
-    """A process and its descendants. Flower starts some of them in sessions of their own, so no group holds all."""
+    """A process and its descendants. Flower starts some in sessions of their own, so no process group has all."""
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     children: dict[int, list[int]] = {}
     for line in listed.splitlines():

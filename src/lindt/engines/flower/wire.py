@@ -1,4 +1,4 @@
-"""What passes between server and node on Flower: Tasks and Replies as records. Nothing is pickled.
+"""The messages between server and node on Flower: Tasks and Replies as records. Nothing is pickled.
 
 Weights travel as raw bytes in an ArrayRecord, with their type and shape declared, and are checked here; the rest of a
 reply travels as JSON and is checked in server/updates.py.
@@ -21,22 +21,22 @@ from lindt.gains import whole_number
 from lindt.protocols import Buffers, Kind, Reply, Task
 from lindt.server.updates import MOST_NUMBER, ScoreFormat, failed, pack_reply, unpack_reply
 
-RAW = "lindt.raw"  # how the bytes of an Array are to be read: as they lie in memory, little-endian
+RAW = "lindt.raw"  # the format of an Array's bytes: raw values, little-endian
 FLOATS, COUNTS = "<f4", "<i8"
 
 
 @final
 @dataclass(frozen=True)
 class EngineSession:
-    """One stretch of a run on the server, from its start or resumption. `since` is the round it goes on from:
-    a client that meets a new session first drops every v_i written after that round."""
+    """One session of a run on the server, from its start or resumption. `since` is the round after which it starts: a
+    client that sees a new session first drops every v_i written after that round."""
 
     id: str
     since: int = 0
 
 
 def pack_tasks(tasks: Sequence[Task], session: EngineSession) -> RecordDict:
-    """Tasks for clients of one node, with w once. The same bytes whatever the method: there is no field for v_i."""
+    """Tasks for clients of one node, with w once. The fields are the same for every method: there is none for v_i."""
     first = tasks[0]
     if any((t.kind, t.round) != (first.kind, first.round) or t.w is not first.w for t in tasks):
         raise ValueError("tasks of one message share their kind, round and w")
@@ -50,7 +50,7 @@ def pack_tasks(tasks: Sequence[Task], session: EngineSession) -> RecordDict:
             "keep": first.keep,
             "session": session.id,
             "since": session.since,
-            # Flower takes a message's hash for its id: no other node can compute it, and answer in this one's place.
+            # A message's id in Flower is its hash. With the nonce no other node can compute it and answer instead.
             "nonce": secrets.token_hex(16),
         }
     )
@@ -58,18 +58,18 @@ def pack_tasks(tasks: Sequence[Task], session: EngineSession) -> RecordDict:
 
 
 def unpack_tasks(content: RecordDict) -> tuple[list[Task], EngineSession]:
-    """On the node: raises ValueError for what is no task of ours."""
+    """On the node: the tasks of a message. Raises ValueError if it has no valid tasks."""
     about = dict(_config(content, "task"))
     kind, run, flag, session = (about.get(name) for name in ("kind", "run", "recovering", "session"))
     words = isinstance(run, str) and isinstance(session, str) and isinstance(flag, bool)
     if kind not in ("train", "evaluate", "private") or not words or not isinstance(about.get("clients"), list):
-        raise ValueError("no task of lindt's")
+        raise ValueError("task: kind, run, clients, recovering or session is missing or of a wrong type")
     round, keep, since = (whole_number(about.get(name), name, MOST_NUMBER) for name in ("round", "keep", "since"))
     w, buffers = _unpack_weights(content, "weights")
     kind, run, flag = cast(Kind, kind), cast(str, run), cast(bool, flag)
     clients = [whole_number(i, "client", MOST_NUMBER) for i in cast(list[Any], about["clients"])]
     if not clients or len(set(clients)) < len(clients):
-        raise ValueError("a task for no client, or twice for one")
+        raise ValueError("task.clients is empty, or has a client twice")
     return [Task(kind, run, i, round, w, buffers, flag, keep) for i in clients], EngineSession(
         cast(str, session), since
     )
@@ -85,7 +85,7 @@ def pack_replies(replies: Sequence[Reply]) -> RecordDict:
 
 
 def unpack_replies(message: Message, tasks: Sequence[Task], expected: ScoreFormat) -> list[Reply]:
-    """An answer for each of `tasks`; with a `fault` in words where it is no good one."""
+    """A reply for each of `tasks`; with a `fault`, a sentence, if it is missing or malformed."""
     if message.has_error():
         why = f"failed: {message.error.reason or f'error {message.error.code}'}"
         return [failed(task, why) for task in tasks]
@@ -96,7 +96,7 @@ def _unpack_reply(content: RecordDict, task: Task, expected: ScoreFormat) -> Rep
     try:
         found = json.loads(str(_config(content, f"reply-{task.client}").get("about")))
     except (ValueError, RecursionError) as error:
-        return failed(task, f"sent what is no answer: {error}")
+        return failed(task, f"sent a malformed reply: {error}")
     return unpack_reply(found, task, expected, lambda: _unpack_weights(content, f"weights-{task.client}"))
 
 
@@ -131,10 +131,10 @@ def _unpack_weights(content: RecordDict, name: str) -> tuple[Tensor, Buffers]:
 
 
 def _flat(array: Array, dtype: str) -> Tensor:
-    """One vector, if type, shape and the number of bytes agree with each other."""
+    """The array as one vector. Raises ValueError if type, shape and number of bytes do not agree."""
     if array.stype != RAW or array.dtype != dtype or len(array.shape) != 1:
-        raise ValueError(f"weights as {array.dtype!r}, {array.shape}, {array.stype!r}; we take one vector of {dtype}")
+        raise ValueError(f"weights are {array.dtype!r}, {array.shape}, {array.stype!r}, not one vector of {dtype}")
     if len(array.data) != array.shape[0] * np.dtype(dtype).itemsize:
         raise ValueError(f"{len(array.data)} bytes for {array.shape[0]} values of {dtype}")
-    # A copy in the machine's own byte order: what came over the network is read-only.
+    # A copy in the machine's own byte order, since the message's bytes are read-only.
     return torch.from_numpy(np.frombuffer(array.data, dtype=dtype).astype(np.dtype(dtype).newbyteorder("=")))

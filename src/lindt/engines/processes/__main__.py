@@ -1,4 +1,4 @@
-"""The first instant of a worker process: what must hold before torch is imported, which takes seconds.
+"""The start of a worker process: what must be set before torch is imported, which takes seconds.
 
 Started by engines/processes/engine.py as `python -m lindt.engines.processes.__main__ SOCKET SHARED SERVER`.
 """
@@ -14,7 +14,7 @@ from lindt.resources import keep_memory
 
 
 def main(socket: int, shared: int, server: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then lets us go
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then stops its workers
     _end_with(server)
     keep_memory()
     from lindt.engines.processes.worker import serve
@@ -23,10 +23,10 @@ def main(socket: int, shared: int, server: int) -> None:
 
 
 def _end_with(server: int) -> None:
-    """Where the system can, be killed when the server's process dies in the middle of our task."""
+    """On Linux: let the system kill this process when the server's process dies, even in the middle of a task."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != server:  # it died before we could say so
+        if os.getppid() != server:  # the server died before the line above
             sys.exit(1)
 
 

@@ -1,7 +1,8 @@
-"""The engine for all cores of one machine: one-thread workers that start once, when first needed.
+"""The engine for all cores of one machine: workers with one thread each, started when first needed.
 
-Bitwise the same as in-process with `threads = 1`. Big clients go first, so that no core waits long at a round's
-end; replies are handed on in the order they were asked for, so that nothing depends on who was faster.
+The results are bitwise those of the in-process engine with `threads = 1`. Clients with much data train first, so that
+no core waits long at a round's end. Replies are returned in the order of the tasks, so that no result depends on which
+worker was faster.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self, final
 
-from lindt.client.private_store import FolderStore, forget_after
+from lindt.client.private_store import private_store
+from lindt.data.clients import VisitedData
 from lindt.engines.inprocess import CLOSED, check_tasks
 from lindt.engines.processes.worker import Line, SharedWeights, problem_hashes, shared_file, task_line
 from lindt.errors import UserError
@@ -35,7 +37,7 @@ TRIES = 3  # of a task whose worker dies
 
 @final
 class _Worker:
-    """One process and the line to it."""
+    """One process and the connection to it."""
 
     def __init__(self, setup: dict[str, object], shared: int) -> None:
         ours, theirs = socket.socketpair()
@@ -46,26 +48,26 @@ class _Worker:
         self.process = subprocess.Popen(command, pass_fds=(theirs.fileno(), shared), env=env)
         theirs.close()
         self.line = Line(ours)
-        with suppress(ConnectionError):  # if it has died already, its end of the line says so
+        with suppress(ConnectionError):  # if it has died already, the next receive raises EOFError
             self.line.send(setup)
         self.ready = False
         self.stopped = False
-        self.task: int | None = None  # the place of what it works on among the tasks
+        self.task: int | None = None  # the index of the task that it works on
 
     def stop(self) -> None:
         self.stopped = True
         self.process.kill()
         self.process.wait()
-        self.line.close()  # last: a worker that finds it closed would say so
+        self.line.close()  # last: a worker that finds it closed would print an error
 
 
 @final
 class Processes:
-    """Worker processes on this machine. Each builds the problem anew: the plan's own, or that of `task`.
+    """Worker processes on this machine. Each builds the problem itself: the plan's own, or that of `task`.
 
     `task` names a function that returns `problem`, as "module:function". Without it `problem` has to be the plan's
     own, `problem_for(plan)`. A worker whose problem differs from `problem` refuses to start. `workers` is their number;
-    None is one worker a core.
+    None is one worker a core. `far_away` is that of `InProcess`.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Processes:
         cache: Path | None = None,
         device: str = "cpu",
         workers: int | None = None,
+        far_away: bool = False,
     ) -> None:
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise UserError(f"workers = {workers}: give a whole number from 1 on, or None for one worker a core")
@@ -94,25 +97,28 @@ class Processes:
         self._setup = {
             "plan": to_dict(plan), "task": task, "run": run, "folder": str(folder.resolve()),
             "cache": str(cache.resolve()), "device": device, "shape": shape, "slots": 2 * self.count,
+            "far_away": far_away,
             "problem": problem_hashes(plan, problem, model),
         }  # fmt: skip
         epochs = getattr(plan.environment.threat, "epochs", plan.training.epochs)
         hostile = attackers_of(plan, len(problem.data))
-        self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
-        self._versions, self._run = FolderStore(folder, run), run
+        self._cost: Sequence[int] | None = None  # of each client; not known of lazy clients, which are given in order
+        if not isinstance(problem.data, VisitedData):
+            self._cost = [len(train) * (epochs if i in hostile else 1) for i, (train, _) in enumerate(problem.data)]
+        self._clients = len(problem.data)
+        self._versions, self._run = private_store(folder, run, len(problem.data)), run
         self._expected = ScoreFormat.of(plan, problem, model)
         self._workers: list[_Worker] = []
-        self._dispatch = object()  # stands for the dispatch that the workers' answers belong to
+        self._dispatch = object()  # identifies the dispatch that the workers' answers belong to
         self._failed_starts = 0  # workers killed one after the other before they were ready
         self._end = weakref.finalize(self, _stop, self._workers, self._file, self._scratch)
 
     def available(self) -> Sequence[int]:
-        return range(len(self._cost))
+        return range(self._clients)
 
     def forget_after(self, round: int) -> None:
         self._finish_abandoned()  # a worker still at work would write its v_i afterwards
-        for client in self.available():
-            forget_after(self._versions, client, round)
+        self._versions.drop_after(round)
 
     def close(self) -> None:
         """Stop the workers. The engine cannot be used afterwards."""
@@ -126,7 +132,7 @@ class Processes:
 
     def dispatch(self, tasks: Sequence[Task]) -> Iterable[Reply]:
         self._check_open()
-        check_tasks(tasks, len(self._cost), self._run)
+        check_tasks(tasks, self._clients, self._run)
         return self._replies(tasks)
 
     def _replies(self, tasks: Sequence[Task]) -> Iterator[Reply]:
@@ -137,7 +143,7 @@ class Processes:
         this = self._dispatch
         self._start()
         self.weights.put(0, tasks[0].w, tasks[0].buffers)
-        waiting = sorted(range(len(tasks)), key=lambda place: self._cost[tasks[place].client])  # popped from the end
+        waiting = self._by_cost(tasks)  # popped from the end
         done: dict[int, Reply] = {}
         tries = [0] * len(tasks)
         returned = 0
@@ -165,12 +171,18 @@ class Processes:
                         if this is not self._dispatch:
                             raise RuntimeError("this dispatch is over: another one, or forget_after, was called since")
 
+    def _by_cost(self, tasks: Sequence[Task]) -> list[int]:
+        cost = self._cost
+        if cost is None:
+            return list(reversed(range(len(tasks))))
+        return sorted(range(len(tasks)), key=lambda place: cost[tasks[place].client])
+
     def _check_open(self) -> None:
         if not self._end.alive:
             raise RuntimeError(CLOSED)
 
     def _start(self) -> None:
-        keep_memory()  # here as in the workers: every round has a K x P, and an answer's P for each of K
+        keep_memory()  # as in the workers: every round allocates K x P numbers, and P for each of K answers
         for index in range(self.count):
             if index == len(self._workers):
                 self._workers.append(self._new_worker(index))
@@ -181,11 +193,11 @@ class Processes:
         return _Worker(self._setup | {"slot": index + 1}, self._file.fileno())
 
     def _finish_abandoned(self) -> None:
-        """Whoever stopped listening to the last dispatch left workers at work: their answers are for nobody."""
+        """Receive and drop the answers that the caller of the last dispatch did not wait for."""
         self._dispatch = object()
         for worker in self._workers:
             if worker.task is not None and not worker.stopped:
-                with suppress(EOFError):  # if it has died, the selector will say so
+                with suppress(EOFError):  # if it has died, the next dispatch notices it and replaces it
                     worker.line.receive()
                 worker.task = None
 
@@ -198,7 +210,7 @@ class Processes:
             slot = self.count + 1 + index
             self.weights.put(slot, task.w, task.buffers)
         worker.task = place
-        with suppress(ConnectionError):  # if it has died, its end of the line says so and the task comes back
+        with suppress(ConnectionError):  # if it has died, the next receive raises EOFError and the task is given again
             worker.line.send(task_line(task) | {"weights": slot})
 
     def _receive(self, worker: _Worker, index: int, done: dict[int, Reply], tasks: Sequence[Task]) -> None:
@@ -219,10 +231,10 @@ class Processes:
         worker.task = None
 
     def _replace(self, index: int, waiting: list[int], tries: list[int]) -> _Worker:
-        """A worker died (out of memory, killed): another takes its place and its task."""
+        """Replace a worker that died (out of memory, killed) by a new one, and give its task again."""
         dead = self._workers[index]
         with suppress(subprocess.TimeoutExpired):
-            dead.process.wait(1)  # its end of the line is closed, so it is about to go: how?
+            dead.process.wait(1)  # its connection is closed, so it is about to end; its exit code is needed below
         dead.stop()
         if dead.task is not None:
             tries[dead.task] += 1
@@ -231,7 +243,7 @@ class Processes:
             waiting.append(dead.task)
         elif not dead.ready:
             self._failed_starts += 1
-            # Killed from outside, it may be tried again; one that ended by itself would do so again.
+            # A worker that was killed from outside is tried again; one that ended by itself would end again.
             if dead.process.returncode >= 0 or self._failed_starts >= TRIES:
                 self._failed_starts = 0
                 raise RuntimeError("a worker died before it was ready; see its message above")

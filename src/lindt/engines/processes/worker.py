@@ -1,11 +1,11 @@
-"""A worker process, and what passes between it and the server: one JSON line a message, weights in shared memory.
+"""A worker process, and its messages to and from the server: one JSON line each, with the weights in shared memory.
 
-A worker holds every client's data and serves whichever client it is asked for, one task at a time. It ends when the
-server's side of the socket closes, and with the server's process, however that ends: how it starts is in
+A worker holds every client's data and trains any client that it is asked for, one task at a time. It ends when the
+server's side of the socket closes, or when the server's process ends, for any reason. It starts in
 engines/processes/__main__.py.
 
-Nothing is pickled: a line holds numbers and words (a reply's is that of server/updates.py), and w lies in an unlinked
-file that both map.
+Nothing is pickled: a line holds numbers and texts (a reply is packed by server/updates.py), and w is in a file without
+a name that both processes map.
 
 Legend: P trainable parameters, F floats and I integers in buffers.
 """
@@ -29,6 +29,7 @@ from typing import Any, BinaryIO, final
 import torch
 from torch import Tensor, nn
 
+from lindt.client.optimizers import identity, optimization_of
 from lindt.client.training import forward_all
 from lindt.data.examples import subset
 from lindt.engines.inprocess import InProcess
@@ -37,6 +38,7 @@ from lindt.plan.file import from_dict
 from lindt.plan.plan import Plan
 from lindt.plan.problem import MeanOf, Problem, fingerprint, import_task, load_task, problem_for
 from lindt.protocols import Buffers, Task
+from lindt.seeds import seeded, with_threads
 from lindt.server.updates import pack_reply
 from lindt.weights import first_model
 
@@ -53,7 +55,7 @@ def _serve(line: Line, shared_number: int) -> None:
     except UserError as error:
         line.send({"error": str(error)})
         return
-    except Exception:  # noqa: BLE001  # the data and the model are the user's; the server raises it there
+    except Exception:  # noqa: BLE001  # of the user's data or model; the server raises it
         line.send({"failure": traceback.format_exc()})
         return
     P, F, counts = setup["shape"]
@@ -78,16 +80,17 @@ def _engine(setup: dict[str, Any]) -> InProcess:
         folder=Path(setup["folder"]),
         cache=Path(setup["cache"]),
         device=setup["device"],
+        far_away=setup["far_away"],
     )
 
 
 def _problem(plan: Plan, task: str | None, expected: dict[str, str]) -> Problem:
-    """The problem that the server has, built anew; refused where it is another one."""
+    """Build the problem, and refuse it where it differs from the server's."""
     remedy = 'give Processes(..., task="module:function"), a function that returns the problem, or use InProcess'
     try:
         problem = load_task(task) if task else problem_for(plan)
     except UserError as error:
-        # The server has a problem all the same: it can only be the user's own.
+        # The server has a problem although the plan cannot give one: it can only be the user's own.
         raise (
             error if task else UserError(f"a worker cannot build the plan's own problem ({error}); {remedy}")
         ) from None
@@ -101,9 +104,9 @@ def _problem(plan: Plan, task: str | None, expected: dict[str, str]) -> Problem:
             f"can build without a task; {remedy}"
         )
     if different == "data":
-        raise UserError(f"--task {task} gives other data in every process; draw them from a fixed seed")
+        raise UserError(f"task {task} returns other data in every process; draw the data from a fixed seed")
     raise UserError(
-        f"--task {task} gives another problem in a worker than the server has (its {different} is different); "
+        f"task {task} returns another problem in a worker than the server has (its {different} is different); "
         "give the server the problem that this function returns"
     )
 
@@ -115,9 +118,9 @@ def _answer(engine: InProcess, weights: SharedWeights, asked: dict[str, Any], sl
     except UserError as error:
         return {"error": str(error)}
     except OSError as error:
-        said = mendable(error)  # a full disk, met while a v_i is written
+        said = mendable(error)  # such as a full disk while a v_i is written
         return {"failure": traceback.format_exc()} if said is None else {"error": said}
-    except Exception:  # noqa: BLE001  # told to the server, which raises it there
+    except Exception:  # noqa: BLE001  # sent to the server, which raises it
         return {"failure": traceback.format_exc()}
     if reply.w is not None and reply.buffers is not None:
         weights.put(slot, reply.w, reply.buffers)
@@ -154,7 +157,7 @@ class SharedWeights:
     def put(self, slot: int, w: Tensor, buffers: Buffers) -> None:
         w_P, there = self._views(slot)
         for given, place in ((w, w_P), (buffers.floats_F, there.floats_F), (buffers.counts_I, there.counts_I)):
-            if given.shape != place.shape:  # copy_ would spread a single value over all places
+            if given.shape != place.shape:  # copy_ would broadcast a single value
                 raise ValueError(f"{given.numel()} values for {place.numel()} places")
         w_P.copy_(w)
         there.floats_F.copy_(buffers.floats_F)
@@ -171,7 +174,7 @@ class SharedWeights:
 
 
 def shared_file() -> BinaryIO:
-    """A file without a name, in memory where the system has such a place: it goes when its last user goes."""
+    """A file without a name, in memory where the system has /dev/shm. It is gone when the last process closes it."""
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     return tempfile.TemporaryFile(dir=folder)
 
@@ -210,18 +213,15 @@ def task_line(task: Task) -> dict[str, Any]:
 
 
 def problem_hashes(plan: Plan, problem: Problem, model: nn.Module | None = None) -> dict[str, str]:
-    """A hash each of a problem's data, model, loss and metric, to compare the problem of a worker with the server's.
+    """A hash each of a problem's data, model, loss, metric and optimizer: a worker's are compared with the server's.
 
     Model, loss and metric are compared by name and by their results on a few samples, because two functions may share
     a name. The name of the module is left out: what is `__main__` in the server has its own name in a worker. `model`
     is an untrained `first_model`; without it one is built.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in the workers: the number of threads changes the last bits of a sum
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            model = first_model(problem, plan) if model is None else model
-            torch.manual_seed(0)  # for a model that draws random numbers when it predicts
+    with with_threads(1), torch.no_grad():  # as in the workers: the number of threads changes the last bits of a sum
+        model = first_model(problem, plan) if model is None else model
+        with seeded(0, torch.device("cpu")):  # for a model that draws random numbers when it predicts
             train, _ = problem.data[0]
             few = subset(train, torch.arange(min(len(train), 16)))
             weights = hashlib.sha256()
@@ -230,7 +230,7 @@ def problem_hashes(plan: Plan, problem: Problem, model: nn.Module | None = None)
                 if isinstance(value, Tensor):
                     weights.update(value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
             trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-            metric = problem.metric_for(plan)
+            metric, by = problem.metric_for(plan), optimization_of(plan, problem)
             outputs = _result(lambda: forward_all(model.eval(), few, torch.device("cpu")))
             return {
                 "data": fingerprint(problem),
@@ -240,9 +240,8 @@ def problem_hashes(plan: Plan, problem: Problem, model: nn.Module | None = None)
                     _name(metric.function if isinstance(metric, MeanOf) else metric),
                     _result(lambda: metric.tally(outputs, few.labels)),
                 ),
+                "optimizer": "" if by is None else identity(by, model, train, problem, len(train)),
             }
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _name(thing: object) -> str:
@@ -254,7 +253,7 @@ def _name(thing: object) -> str:
 
 
 def _result(compute: Callable[[], Any]) -> Any:
-    """What the user's own code returns; of an error its type. The error itself is raised later, by the first task."""
+    """The result of the user's own code, or the name of its error. The first task raises the error itself later."""
     try:
         return compute()
     except Exception as error:  # noqa: BLE001

@@ -1,1 +1,1 @@
-"""Is the federation negative? Weight divergence, the rules over it, and a detector for loops of one's own."""
+"""Detection of negative federated learning: the test of gains, the rule on weight divergence, and `Detector`."""

@@ -1,18 +1,18 @@
-"""Detector: detection for a federated loop that exists already. Feed it gains or weights, it answers with a verdict."""
+"""Detector: detection for a federated loop of the user's own. It takes gains or weights and returns a verdict."""
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, SupportsFloat, final
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
-import numpy as np
-import torch
-from torch import Tensor
-
-from lindt.errors import PlanError, UserError, require
+from lindt.errors import PlanError, UserError, naming_extras, require
 from lindt.protocols import (
+    NORM_STATISTICS,
     Detection,
     DetectionState,
     Divergence,
@@ -25,13 +25,21 @@ from lindt.protocols import (
 from lindt.server.detection.divergence import Counting, Delta, Rule, measure
 from lindt.server.detection.gain import Gain
 from lindt.server.updates import clipped_report, size_fault
-from lindt.weights import NORM_STATISTICS, Array, Weights, as_tensor, flat
 
-ClientName = Hashable  # of a client in a loop of one's own
+if TYPE_CHECKING:  # imported where weights are given: the test of gains needs no torch
+    from torch import Tensor
+
+    from lindt.weights import Array, Weights
+
+ClientName = Hashable  # the name of a client in the user's loop
 # In [-1, 1]: the score of w on a client's held-out data, less that of its private model.
 GainEntry = SupportsFloat | Paired | GainReport
 Gains = Mapping[Any, GainEntry] | Sequence[GainEntry]
 Samples = int | Mapping[Any, int] | Sequence[int]
+
+
+class GainWarning(UserWarning):
+    """Gains were given in another unit, or are NaN."""
 
 
 @final
@@ -41,62 +49,77 @@ class Verdict:
 
     `w_div`, `delta` and `watched` are None where no weights were given. `state` and the fields after it are the answer
     of the test of gains; under the paper's rule `state` is None, and `negative` is the rule's alarm.
+
+    Examples:
+        >>> import lindt
+        >>> verdict = lindt.Detector(rounds=100, clients=2).observe(gains=[0.1, 0.2], samples=50)
+        >>> verdict.round, verdict.state, verdict.clients, verdict.samples
+        (1, 'too early', 2, 100)
     """
 
-    round: int
-    w_div: float | None
-    delta: float | None
-    watched: float | None  # the statistic held against epsilon: delta, unless the detector was told otherwise
-    count: int
+    round: int  # counted by the detector, from 1
+    w_div: float | None  # Eq. 5: the mean distance of the clients' weights from the new global ones
+    delta: float | None  # Eq. 7: w_div less the length of the noise
+    watched: float | None  # the statistic compared with epsilon: delta, unless `statistic` was given
+    count: int  # rounds above epsilon; 0 under the test of gains
     negative: bool  # "hurts", or the alarm of the paper's rule
-    state: VerdictState | None = None
-    since: int | None = None  # the round of the decision, where there is one
-    gain: float | None = None  # the estimate now: the mean over clients of what each reported last
+    state: VerdictState | None = None  # too early, undecided, helps or hurts
+    since: int | None = None  # the round of the decision; None without a decision
+    gain: float | None = None  # the present estimate: the mean over clients of each client's last report
     error: float | None = None  # its standard error, each validation sample counted once
-    clients: int = 0  # that the estimate rests on
-    samples: int = 0  # of theirs, for validation
-    needed: int | None = None  # validation samples that would decide it, if `gain` stays as it is
-    warning: int | None = None  # the round of the early warning, where there is one
+    clients: int = 0  # the number of clients in the estimate
+    samples: int = 0  # the number of their validation samples
+    needed: int | None = None  # the number of validation samples that would decide it, if `gain` does not change
+    warning: int | None = None  # the round of the early warning; None without a warning
 
 
 class Detector:
-    """Detection for a loop that exists already: feed it each round's results, it answers with a verdict.
+    """Detection for a federated loop of your own: give it the results of each round, it returns a verdict.
 
-    By default it tests the gains that clients report, with no number to choose:
+    By default it tests the gains that clients report, with no number to choose. A gain is the score of w on a client's
+    held-out data less that of the model which the client trained alone. Neither model may train on these data, and
+    they may not be used to choose anything, such as the best round.
 
-    >>> detector = Detector(rounds=100, clients=20)
-    >>> verdict = detector.observe(gains={"ward 3": -0.04, "ward 7": 0.01}, samples=50)   # after every round
-    >>> if verdict.negative: ...                                      # "hurts": tell the clients to recover
+    With `epsilon` it is the paper's rule (Alg. 2, s8-s11), which uses the weights only. Weights are tensors, numpy
+    arrays, lists of either, or state dicts. Of a state dict, BatchNorm's statistics and integer entries are not weights
+    and are left out.
 
-    A gain is the score of w on a client's held-out data less that of the model which the client trained alone. Neither
-    model may train on these data, and nothing may be chosen by them.
+    Tied weights, two names of a state dict for one tensor, count once. A tie is recognised where both names share
+    memory in at least one state dict, of a client or the global one, and are equal in all of them. Where every state
+    dict is a copy (deserialised, or arrays) the tie is lost and the weights count twice: give lists without the second
+    tensor, such as `list(model.parameters())`.
 
-    - `gains` maps a client's name to a float in [-1, 1], or to a `Paired` of the mean and the mean square of the
-      differences d of the samples: `Paired(d.mean(), d.square().mean())`. For a float the largest possible mean square
-      is assumed, and the test needs more samples. A `GainReport` says all that a client of `federate` reports.
-    - `gains` may be a list without names. Then the detector cannot know that a client reports again: the estimate rests
-      on the clients of the last round alone, and its error is larger.
-    - `samples` is the number of held-out samples behind each gain: one number for all clients, or one for each in the
-      form of `gains`. Without it a gain counts as one sample. A `GainReport` has its own.
-    - Only a `GainReport` says how w does against a private model of equal age. Without it there is no early warning.
-    - A number outside its bounds is clipped. An entry with NaN counts for nothing.
+    Args:
+        epsilon: Chooses the paper's rule: the threshold of Delta. Without it the gains are tested.
+        patience: For the paper's rule: the alarm is raised after more than this many rounds above epsilon. Default 250.
+        statistic: For the paper's rule: the number to compare with epsilon: `delta`, `clean`, `spread` or `median`.
+        counting: For the paper's rule: count all rounds above epsilon (`cumulative`), or `consecutive` ones.
+        rounds: The number of planned rounds. The test begins after a quarter of them, in round 5 at the earliest
+            (without this number in round 20), and needs two rounds. Its last look is at the last of them.
+        clients: The number of all clients, of which some report in a round.
+        detection: Another test of gains than `Gain()`.
 
-    `rounds` is the number of planned rounds: with it the test knows when to begin and when it looks for the last time.
-    `clients` is the number of all clients, of which some report in a round. `detection` is another test of gains than
-    `Gain()`. Weights may be given as well; then the verdict has w_div and Delta.
+    Raises:
+        UserError: An argument is wrong, or cannot be combined with another.
 
-    With `epsilon` it is the paper's rule (Alg. 2, s8-s11), by the weights alone:
+    Examples:
+        The test of gains: three clients report in each of twenty rounds.
 
-    >>> detector = Detector(epsilon=0.1, patience=250)
-    >>> verdict = detector.observe([w_1, w_2, w_3], new_global)       # after every aggregation
+        >>> import lindt
+        >>> detector = lindt.Detector(rounds=20, clients=3)
+        >>> for r in range(20):
+        ...     verdict = detector.observe(gains={"ward 3": -0.3, "ward 7": -0.2, "ward 9": -0.4}, samples=200)
+        >>> verdict.state, verdict.negative, round(verdict.gain, 2)
+        ('hurts', True, -0.3)
 
-    Weights are tensors, numpy arrays, lists of either, or state dicts; of a state dict BatchNorm's statistics
-    and integer entries are no weights and are left out. Give `noise` in the same form where the server adds any.
+        The paper's rule: Delta is above 0.1 in two rounds, which is more than `patience`.
 
-    Tied weights, two names of a state dict for one tensor, count once. The tie has to show: in one state dict at
-    least, of a client or the global one, both names are the same memory, and in all of them they are equal. Where
-    every state dict is a copy (deserialised, or arrays) the tie is lost and the weights count twice: give lists
-    without the second tensor, such as `list(model.parameters())`.
+        >>> import torch
+        >>> detector = lindt.Detector(epsilon=0.1, patience=1)
+        >>> for r in range(2):
+        ...     verdict = detector.observe([torch.zeros(2), torch.ones(2)], torch.full((2,), 0.5))
+        >>> verdict.count, verdict.negative
+        (2, True)
     """
 
     def __init__(
@@ -120,6 +143,7 @@ class Detector:
         self.count = 0
         self.negative = False
         self._numbers: dict[ClientName, int] = {}  # of the clients that have reported
+        self._warned = False  # whether it has warned of gains that look like percentage points
 
     def observe(
         self,
@@ -130,13 +154,33 @@ class Detector:
         gains: Gains | None = None,
         samples: Samples | None = None,
     ) -> Verdict:
-        """One round. Under the test of gains `gains` is required and weights are optional, under the paper's rule the
-        other way round. An empty `gains` is a round in which no client reported."""
+        """Judge one round.
+
+        The test of gains needs `gains`, and weights are optional. The paper's rule needs weights, and takes no gains.
+
+        Args:
+            clients: The weights of each client that answered.
+            new_global: The weights of the new global model.
+            noise: The noise that the server added to it, in the same form, where it adds any.
+            gains: By client name a float in [-1, 1], or a `Paired` of the mean and the mean square of the differences d
+                of the samples: `Paired(d.mean(), d.square().mean())`. For a float the largest possible mean square is
+                assumed, and the test needs more samples. A `GainReport` holds all that a client of `federate` reports;
+                the early warning needs it. A list without names is allowed, too: then the detector does not know which
+                clients report again, the estimate uses the clients of the last round only, and its error is larger. An
+                empty `gains` is a round in which no client reported. A number outside its bounds is clipped; an entry
+                with NaN is left out.
+            samples: The number of held-out samples behind each gain: one number for all clients, or one for each in
+                the form of `gains`. Without it a gain counts as one sample. A `GainReport` has its own.
+
+        Returns:
+            The verdict after this round.
+        """
+        _refuse_modules(clients, new_global, noise)
         if self.rule is not None:
             return self._by_weights(self.rule, clients, new_global, noise, gains)
         if gains is None:
             raise UserError(
-                "gains: none were given, and this detector tests the clients' gains; pass gains=[...], one number in "
+                "gains: they are missing, and this detector tests the clients' gains; pass gains=[...], one number in "
                 "[-1, 1] for each client that reports, or choose the paper's rule: Detector(epsilon=..., patience=...)"
             )
         seen = None
@@ -145,7 +189,7 @@ class Detector:
         named = isinstance(gains, Mapping)
         reports = self._reports(gains, samples)
         if self.state is not None and not named:
-            # Without names an earlier report may be of the same client: each sample counts once.
+            # Without names an earlier report may be of the same client, and each sample may count only once.
             self.state = replace(self.state, reports={})
         self.round += 1
         N = max(self.clients or 0, len(self._numbers), len(reports))
@@ -174,7 +218,7 @@ class Detector:
         gains: Gains | None,
     ) -> Verdict:
         if gains is not None:
-            raise UserError("gains: the detector has an epsilon, by which weights decide; leave out one of the two")
+            raise UserError("gains: with an epsilon the detector uses weights only; leave out gains or epsilon")
         seen = _seen(clients, new_global, noise)
         watched = seen.watched(rule.statistic)
         self.round += 1
@@ -183,7 +227,7 @@ class Detector:
         return Verdict(self.round, seen.w_div, seen.delta, watched, self.count, self.negative)
 
     def _reports(self, gains: Gains, samples: Samples | None) -> dict[int, GainReport]:
-        """By the client's number, clipped; an entry with NaN is left out."""
+        """The reports by the client's number, clipped; an entry with NaN is left out."""
         if isinstance(gains, Mapping):
             entries = dict(gains)
             for name in entries:
@@ -192,16 +236,31 @@ class Detector:
         else:
             if isinstance(gains, str | float | int) or not isinstance(gains, Iterable):
                 raise UserError(
-                    f"gains: of type {type(gains).__name__}; give a list with one number for each client, or a dict"
+                    f"gains: it is of type {type(gains).__name__}; give a list with one number per client, or a dict"
                 )
             entries = dict(enumerate(gains))
             numbers = {place: place for place in entries}
-        found: dict[int, GainReport] = {}
-        for name, entry in entries.items():
-            report = clipped_report(_as_report(f"gains[{name!r}]", entry, _samples_of(name, entries, samples)))
-            if report is not None:
-                found[numbers[name]] = report
-        return found
+        read = {
+            name: _as_report(f"gains[{name!r}]", entry, _samples_of(name, entries, samples))
+            for name, entry in entries.items()
+        }
+        self._warn_of_units(list(read.values()))
+        clipped = {numbers[name]: clipped_report(report) for name, report in read.items()}
+        return {number: report for number, report in clipped.items() if report is not None}
+
+    def _warn_of_units(self, reports: Sequence[GainReport]) -> None:
+        """Warn once where most gains of a round lie outside [-1, 1] or are NaN. A few may come from attackers."""
+        if self._warned or bool(getattr(self.detection, "noise", False)):  # noise may leave the bounds
+            return
+        outside = sum(not abs(report.private.mean) <= 1 for report in reports)  # NaN too
+        if 2 * outside > len(reports):
+            self._warned = True
+            warnings.warn(
+                f"gains: {outside} of {len(reports)} are not in [-1, 1]; they are clipped, and NaN is left out. Give "
+                "gains as fractions: 0.05 for five points of accuracy",
+                GainWarning,
+                stacklevel=4,
+            )
 
 
 def paper_rule(
@@ -215,7 +274,7 @@ def paper_rule(
     if epsilon is None:
         for name, given in (("patience", patience), ("statistic", statistic), ("counting", counting)):
             if given is not None:
-                raise PlanError(name, given, "belongs to the paper's rule: give epsilon as well, or leave it out")
+                raise PlanError(name, given, "only the paper's rule uses it: give epsilon as well, or leave it out")
         return None
     if detection is not None:
         raise UserError("detection: an epsilon was given too, which chooses the paper's rule; leave out one of the two")
@@ -223,13 +282,15 @@ def paper_rule(
 
 
 def _as_report(where: str, entry: object, samples: int) -> GainReport:
-    """A gain as a report. Of a float the largest mean square is assumed; a difference of 0 stands for equal age."""
+    """A gain as a report. For a float the largest mean square is assumed; the gain against equal age is set to 0."""
     if isinstance(entry, GainReport):
         return entry
     if isinstance(entry, Paired):
         return GainReport(samples, entry, Paired(0.0, 0.0))
     if isinstance(entry, str | bytes) or not hasattr(entry, "__float__"):
-        raise UserError(f"{where}: of type {type(entry).__name__}; give a number in [-1, 1], a Paired or a GainReport")
+        raise UserError(
+            f"{where}: it is of type {type(entry).__name__}; give a number in [-1, 1], a Paired or a GainReport"
+        )
     return GainReport(samples, Paired(float(entry), 1.0), Paired(0.0, 0.0))
 
 
@@ -240,25 +301,43 @@ def _samples_of(name: object, entries: Mapping[Any, object], samples: Samples | 
     elif isinstance(samples, Sequence):
         found = dict(zip(entries, samples, strict=False)).get(name)
         if len(samples) != len(entries):
-            raise UserError(f"samples: {len(samples)} given for {len(entries)} gains; give one for each")
+            raise UserError(f"samples: it has {len(samples)} numbers for {len(entries)} gains; give one for each")
     if found is None:
         if samples is not None and not isinstance(entries[name], GainReport):
-            raise UserError(f"samples: there is none for client {name!r}; give one for each")
+            raise UserError(f"samples: client {name!r} is missing; give one number for each client")
         return 1
-    if fault := size_fault(int(found) if isinstance(found, np.integer) else found, "number of held-out samples"):
+    whole = isinstance(found, Integral) and not isinstance(found, bool)  # numpy's integers, too
+    if fault := size_fault(int(found) if whole else found, "number of held-out samples"):
         raise UserError(f"samples: client {name!r}: {fault}")
     return int(found)
 
 
+def _refuse_modules(clients: object, new_global: object, noise: object) -> None:
+    """Refuse modules in both kinds of detection, before other arguments are checked."""
+    listed = clients if isinstance(clients, list | tuple) else [clients]
+    named = [(f"clients[{index}]", one) for index, one in enumerate(listed)]
+    for name, given in (*named, ("new_global", new_global), ("noise", noise)):
+        if "torch" in sys.modules and isinstance(given, sys.modules["torch"].nn.Module):
+            raise UserError(
+                f"{name}: it is a module ({type(given).__name__}); give its weights, model.state_dict(), or test the "
+                "clients' gains: observe(gains={client: gain})"
+            )
+
+
 def _seen(clients: Sequence[Weights] | None, new_global: Weights | None, noise: Weights | None) -> Divergence:
-    """The divergence of a round (Eq. 5 to 7) from whatever a framework calls weights."""
+    """The divergence of a round (Eq. 5 to 7), from weights in any of the accepted forms."""
     if isinstance(clients, Mapping):
         raise UserError("clients: it is of type dict; give a list with the weights of each client")
     if clients is None or new_global is None:
         raise UserError("clients, new_global: give the weights of each client and those of the new global model")
     clients = list(clients)
     if len(clients) == 0:
-        raise UserError("clients: no weights were given; skip the detector in a round without answers")
+        raise UserError("clients: the list is empty; do not call observe in a round without replies")
+    with naming_extras():
+        import torch
+
+        from lindt.server.aggregation import ClippedUpdates
+        from lindt.weights import flat
     tied = _tied([weights for weights in (new_global, *clients) if isinstance(weights, Mapping)])
     w_P = flat(new_global, tied)
     for index, client in enumerate(clients):
@@ -266,27 +345,30 @@ def _seen(clients: Sequence[Weights] | None, new_global: Weights | None, noise: 
     rows = [_fitting(f"clients[{index}]", client, w_P, tied) for index, client in enumerate(clients)]
     noise_P = torch.zeros_like(w_P) if noise is None else _fitting("noise", noise, w_P, tied)
     w_KP = torch.stack(rows)
-    # Updates are not known here; the clients' own weights have the same spread around their mean, and no cosine.
-    seen = measure(w_KP, w_P, noise_P, w_KP, clipped=0.0)
+    # Updates are not known here. The clients' weights have the same spread around their mean; there is no cosine.
+    seen = measure(ClippedUpdates(w_KP), w_P, noise_P, clipped=0.0)
     if not math.isfinite(seen.delta):
         raise UserError("clients: a weight is NaN or infinite; drop that client's update before aggregating it")
     return seen
 
 
 def _check_names(name: str, weights: Weights, new_global: Weights) -> None:
-    """Two state dicts are the same weights only under the same names: with others the sums would match in length."""
+    """Check that two state dicts have the same names and shapes: otherwise different weights would be compared."""
     if isinstance(weights, Mapping) and isinstance(new_global, Mapping):
         theirs, ours = _shapes(weights), _shapes(new_global)
         odd = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
         if odd:
             raise UserError(
-                f"{name}: its {odd[0]!r} has shape {theirs.get(odd[0])}, in the global model {ours.get(odd[0])}; "
+                f"{name}: {odd[0]!r} has shape {theirs.get(odd[0])}, in the global model {ours.get(odd[0])}; "
                 "give state dicts of the same model"
             )
 
 
 def _shapes(state: Mapping[str, Tensor | Array]) -> dict[str, tuple[int, ...]]:
-    """Of what counts as weights in a state dict."""
+    """The shapes of the weights in a state dict, by name."""
+    import numpy as np
+    from torch import Tensor
+
     named = {name: part if isinstance(part, Tensor) else np.asarray(part) for name, part in state.items()}
     return {
         name: tuple(part.shape)
@@ -297,6 +379,8 @@ def _shapes(state: Mapping[str, Tensor | Array]) -> dict[str, tuple[int, ...]]:
 
 
 def _fitting(name: str, weights: Weights, w_P: Tensor, tied: Set[str]) -> Tensor:
+    from lindt.weights import flat
+
     found = flat(weights, tied)
     if found.shape != w_P.shape:
         raise UserError(
@@ -306,7 +390,9 @@ def _fitting(name: str, weights: Weights, w_P: Tensor, tied: Set[str]) -> Tensor
 
 
 def _tied(states: Sequence[Mapping[str, Tensor | Array]]) -> frozenset[str]:
-    """The second names of tied weights: the same memory in one state dict, and equal in all."""
+    """The second names of tied weights: both names share memory in one state dict, and are equal in all."""
+    from torch import Tensor
+
     pairs: dict[str, str] = {}
     for state in states:
         first: dict[object, str] = {}
@@ -320,4 +406,8 @@ def _tied(states: Sequence[Mapping[str, Tensor | Array]]) -> frozenset[str]:
 
 
 def _equal(state: Mapping[str, Tensor | Array], name: str, twin: str) -> bool:
+    import torch
+
+    from lindt.weights import as_tensor
+
     return name in state and twin in state and torch.equal(as_tensor(state[name]), as_tensor(state[twin]))

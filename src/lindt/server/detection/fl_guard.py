@@ -11,7 +11,7 @@ from lindt.errors import require
 from lindt.protocols import Decision, Detection, DetectionState, Evidence
 from lindt.registry import register
 
-OF_500: Final = 50  # its c and NR, in 500 rounds
+OF_500: Final = 50  # its c and NR for 500 rounds
 
 
 @register(Detection)
@@ -21,20 +21,20 @@ class FlGuard:
     """NFL where the mean gain of the last `c` rounds is negative in more than `nr` rounds.
 
     The gain of a round is the median over its clients of the score of w on the client's first training batch less that
-    of P_i. Before c rounds are known, the mean is over those that are. Rounds are those with reports.
+    of P_i. Before c rounds are known, the mean is over the known rounds. Only rounds with reports count.
 
-    It never says "helps": a gain above 0 is the absence of an alarm, not a test. It has no level, and an alarm stays.
-    It is "too early" as long as no more than `nr` rounds are known.
+    It never answers "helps": a gain above 0 is the absence of an alarm, not a test. It has no level, and an alarm is
+    permanent. The answer is "too early" as long as no more than `nr` rounds are known.
     """
 
     c: int = 0  # rounds of the mean; 0: a tenth of the rounds, 50 where their number is not known
-    nr: int = 0  # NR, the negative rounds that are tolerated; 0: a tenth of the rounds, 50 likewise
+    nr: int = 0  # NR, the tolerated number of negative rounds; 0: a tenth of the rounds, 50 where it is not known
 
     reports = True
 
     def __post_init__(self) -> None:
-        require(self.c >= 0, "c", self.c, "a number of rounds, or 0 for a tenth of all")
-        require(self.nr >= 0, "nr", self.nr, "a number of rounds, or 0 for a tenth of all")
+        require(self.c >= 0, "c", self.c, "give a number of rounds, or 0 for a tenth of all rounds")
+        require(self.nr >= 0, "nr", self.nr, "give a number of rounds, or 0 for a tenth of all rounds")
 
     def begin(self) -> DetectionState | None:
         return DetectionState()

@@ -1,49 +1,50 @@
-"""The test of the gains that clients report: does federation help or hurt, at a stated level?
+"""The test of the gains that clients report: whether federation helps or hurts, at a stated level.
 
-A question compares two predictors by the differences d in [-1, 1] on the clients' validation parts V_i. There are four:
-w against the finished P_i (the verdict), w against P_i of equal age (the early warning), and, while recovery is on,
-what clients predict with against w (`recovery`) and against P_i (`recovered`). The answer is "hurts" or "helps" when
-two tests agree; each covers what the other does not.
+A question compares two predictors by the differences d in [-1, 1] on the clients' validation parts V_i. There are four
+questions: w against the finished P_i (the verdict), w against P_i of equal age (the early warning), and, while recovery
+is on, the model that clients predict with against w (`recovery`) and against P_i (`recovered`). The answer is "hurts"
+or "helps" when two tests agree; each covers what the other does not.
 
 **A betting e-process** per direction (Waudby-Smith and Ramdas, arXiv 2010.09686). For "hurts", each report of a round
 multiplies the wealth by 1 - lambda x, with lambda = min(max(-mu / (var + mu^2), 0), 0.9 / b) from earlier rounds, 0
-until two rounds are known. "helps" is the mirror image. x is the report, less what this client reported last, plus the
-mean of what all clients reported last (a difference estimator: its mean over clients is the mean gain now, and clients
-that differ, but stay as they are, add no variance); |x| <= b, at least 1. Null: in every round since the start, the
-mean gain of all clients on their V_i is at least 0. If the clients that report are a uniform draw, the wealth is a
-supermartingale: a draw without replacement is negatively associated, so the mean of a product of bets is at most the
-product of their means (Joag-Dev and Proschan, 1983). By Ville's inequality it ever reaches 1 / alpha with probability
-alpha at most. One bet on the mean of a round would need 68 rounds to reach 20 at a gain of -5 points, however clear the
-reports are.
+until two rounds are known. "helps" is the same with the opposite sign. x is the report, less this client's last report,
+plus the mean of all clients' last reports (a difference estimator: its mean over clients is the present mean gain, and
+differences between clients that do not change over rounds add no variance); |x| <= b, with b at least 1. Null: in every
+round since the start, the mean gain of all clients on their V_i is at least 0. If the clients that report are a uniform
+draw, the wealth is a supermartingale: a draw without replacement is negatively associated, so the mean of a product of
+bets is at most the product of their means (Joag-Dev and Proschan, 1983). By Ville's inequality the probability that it
+ever reaches 1 / alpha is at most alpha. One bet on the mean of a round would need 68 rounds to reach 20 at a gain of -5
+points, however clear the reports are.
 
-**A paired test** that counts each validation sample once, because the V_i are the same in all rounds, so that the
-e-process does not cover new data. The estimate is the mean over clients of each client's last report, not older than
-half of the rounds so far. The standard error is from the samples, plus that of the draw where some clients are missing.
-It is looked at four times: at each quarter of the way from the start to the last planned round (without a planned end,
-10, 20, 40, ... rounds after the start). A look spends a twentieth of what is left of alpha, the last planned one 95% of
-it. All that is spent is below alpha, so the level holds however w drifts between the looks (Bonferroni).
+**A paired test** that counts each validation sample once. The e-process does not cover new data, because the V_i are
+the same in all rounds. The estimate is the mean over clients of each client's last report, not older than half of the
+rounds so far. The standard error is that of the samples, plus that of the draw where some clients are missing. The test
+is made at four looks: at each quarter of the way from the start to the last planned round (without a planned end, 10,
+20, 40, ... rounds after the start). A look spends a twentieth of the alpha that is left, the last planned look 95% of
+it. In total less than alpha is spent, so the level holds however w changes between the looks (Bonferroni).
 
-A look is clear only if the gain, going on as since the look before, is still on that side of 0 in the last planned
-round. A federation that learns slowly is behind the finished P_i for long, and catches up: it stays undecided. This
-only takes decisions away, so it costs no level; at the last planned round it changes nothing.
+A look is clear only if the gain, extrapolated with its change since the look before, is on the same side of 0 in the
+last planned round. A federation that learns slowly is worse than the finished P_i for many rounds, and then improves:
+it stays undecided. This can only prevent decisions, so the level still holds; at the last planned round it has no
+effect.
 
-A look is clear only if the middle half of the clients agrees, too: their mean lies on the same side, by half of its
-standard error. So a few clients, liars among them, do not decide alone. This, too, only takes decisions away. It does
-not make the test safe against liars: with a quarter of them, `combine = "median"` is.
+A look is clear only if the middle half of the clients agrees, too: their mean is on the same side of 0, by half of its
+standard error. So a few clients, honest or not, cannot decide alone. This, too, can only prevent decisions. It does not
+make the test safe against clients that lie: `combine = "median"` is safe against a quarter of them.
 
-**The division of alpha.** "hurts" needs both tests, so each has the whole alpha: false on the V_i or false on new data,
-it has probability alpha at most in a run. The early warning needs both tests too, with an alpha of its own; its looks
-are at rounds 8, 12, 16, 24, 32, ..., and each spends a quarter of what is left. The same V_i mislead both: under the
-nulls of `lindt_experiments.detectors.nulls`, one or both were raised in 1% to 6% of the runs.
+**The division of alpha.** "hurts" needs both tests, so each has the whole alpha: in a run, the probability of a false
+"hurts" on the V_i, and of a false "hurts" on new data, is at most alpha. The early warning needs both tests too, with
+an alpha of its own; its looks are at rounds 8, 12, 16, 24, 32, ..., and each spends a quarter of the alpha that is
+left. Verdict and warning use the same V_i, so their errors go together: under the nulls of
+`lindt_experiments.detectors.nulls`, one or both were raised in 1% to 6% of the runs.
 "helps" has the same levels: where the gain is not 0, only one of the two directions can be wrong. The two questions of
 recovery have alpha each.
 
-A decision can change. When the estimate, or that of the middle half of the clients, leaves the side of a decision, the
-answer is "undecided" again. After a
-decision the opposite process restarts: it forgets its moments, and wealth above 1. That never adds wealth, so it costs
-no level.
+A decision can change. When the estimate, or that of the middle half of the clients, is no longer on the side of the
+decision, the answer is "undecided" again. After a decision the opposite process restarts: its moments, and wealth above
+1, are dropped. That never adds wealth, so the level still holds.
 
-What other designs reached: `lindt_experiments.detectors.nulls`.
+The results of other designs: `lindt_experiments.detectors.nulls`.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ from lindt.registry import register
 
 SIGN: Final[dict[VerdictState, int]] = {"hurts": -1, "helps": 1}
 LARGEST_BET: Final = 0.9
-FIRST: Final = 5  # the first round that a test counts: before it, w has hardly left its start
+FIRST: Final = 5  # the first round that a test counts: before it, w has hardly been trained
 WITHOUT_END: Final = 20  # the first round that the test of the finished P_i counts where no end is planned
 QUARTERS: Final = 4  # looks of the paired test where the end is known
 FIRST_GAP: Final = 10  # rounds from the start to the first look where no end is planned
-SPENT: Final = 0.05  # of what is left of alpha, at a look
-SPENT_LAST: Final = 0.95  # ... at the last planned round
-SPENT_WARNING: Final = 0.25  # ... at a look of the early warning
-TYPICAL: Final = 0.5  # standard errors that the middle half of the clients has to lie on the same side
-TRIMMED: Final = 0.25  # of the clients at each end, by `median`
-RECENT: Final = 10  # rounds that the estimate of `sum` goes back, about
+SPENT: Final = 0.05  # the share of the remaining alpha that a look spends
+SPENT_LAST: Final = 0.95  # the share that the look at the last planned round spends
+SPENT_WARNING: Final = 0.25  # the share that a look of the early warning spends
+TYPICAL: Final = 0.5  # the standard errors by which the middle half of the clients has to be on the same side
+TRIMMED: Final = 0.25  # the share of the clients that `median` leaves out at each end
+RECENT: Final = 10  # the number of last rounds that the estimate of `sum` uses, about
 NEEDED: Final = 10**9  # more validation samples than any federation has
 
 Numbers = dict[str, float]
@@ -80,14 +81,14 @@ Numbers = dict[str, float]
 @final
 @dataclass(frozen=True)
 class Gain:
-    """Clients hold out a validation part, and report at each visit how w does on it against their private model.
+    """Clients hold out a validation part, and report in each round how w does on it against their private model.
 
-    `combine` says what is used of a round's reports:
+    `combine` says how a round's reports are used:
       mean    one bet a report, and the paired test of the mean over clients.
       median  against clients that lie, up to a quarter of them: one bet a round on the median, and the paired test of
-              the mean over the middle half of the clients. Both ask about the typical client, not about the mean.
-      sum     the sum and the number of the reports alone, as under secure aggregation: one bet a round on their mean,
-              and no paired test. The level then covers the validation samples at hand and no new data: with a true
+              the mean over the middle half of the clients. Both test the typical client, not the mean.
+      sum     only the sum and the number of the reports, as under secure aggregation: one bet a round on their mean,
+              and no paired test. The level then covers the present validation samples, not new data: with a true
               gain of 0 and few samples, a long run ends with "hurts" or "helps" far more often than alpha.
     """
 
@@ -100,14 +101,14 @@ class Gain:
     reports = True
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha < 1, "alpha", self.alpha, "the level lies between 0 and 1")
-        require(self.start >= 0, "start", self.start, "a round, or 0 to choose it by the number of rounds")
-        require(0 <= self.noise <= MOST_NOISE, "noise", self.noise, "the noise's scale is 0 or more")
-        require(0 < self.panel <= 1, "panel", self.panel, "a share of the clients, above 0 and up to 1")
+        require(0 < self.alpha < 1, "alpha", self.alpha, "give a level between 0 and 1")
+        require(self.start >= 0, "start", self.start, "give a round, or 0 to choose it by the number of rounds")
+        require(0 <= self.noise <= MOST_NOISE, "noise", self.noise, f"give a scale from 0 to {MOST_NOISE:g}")
+        require(0 < self.panel <= 1, "panel", self.panel, "give a share of the clients, above 0 and up to 1")
 
     @property
     def promise(self) -> str:
-        """What the level covers, in words for a report."""
+        """What the level covers, as text for a report."""
         if self.combine == "sum":
             return f"at level {self.alpha:g} on the clients' validation samples alone, not on new data"
         of = "the mean gain" if self.combine == "mean" else "the gain of the middle half of the clients"
@@ -123,8 +124,9 @@ class Gain:
             reports = reports | {i: (evidence.round, report) for i, report in evidence.reports.items()}
         after = replace(state, numbers=numbers, reports=reports)
         round, answers = evidence.round, evidence.reports.values()
-        started = self.start or max(FIRST, WITHOUT_END if evidence.rounds is None else math.ceil(evidence.rounds / 4))
-        verdict = self._answer("private", state.verdict, state, after, evidence, started)
+        verdict = self._answer(
+            "private", state.verdict, state, after, evidence, first_round(self.start, evidence.rounds)
+        )
         warning = state.warning
         if warning is None and self._warns(state, after, evidence):
             warning = round
@@ -144,7 +146,7 @@ class Gain:
         evidence: Evidence,
         started: int,
     ) -> Decision:
-        """The decision after a round, from the one before it; adds to the numbers of `after`."""
+        """The decision after a round, from the decision before it. Changes the numbers of `after`."""
         numbers, last = after.numbers, evidence.round == evidence.rounds
         bets = self._bets(question, before, evidence)
         if bets is None and not last:
@@ -194,7 +196,7 @@ class Gain:
         return self._agree(numbers, "equal_age.hurts")
 
     def _bets(self, question: str, before: DetectionState, evidence: Evidence) -> Bets | None:
-        """What a round bets on; None where no client answers the question."""
+        """The values that a round bets on; None where no client answers the question."""
         gains = {i: pair.mean for i, (_, pair) in _pairs(question, evidence.reports).items()}
         if not gains:
             return None
@@ -230,7 +232,7 @@ class Gain:
     def _is_typical(
         self, question: str, sign: int, after: DetectionState, evidence: Evidence, errors: float = TYPICAL
     ) -> bool:
-        """Whether the middle half of the clients is on that side of 0, by so many of its standard errors."""
+        """Whether the middle half of the clients is on that side of 0, by at least `errors` standard errors."""
         if self.combine == "sum":
             return True
         pairs = list(_pairs(question, _reports(after, evidence.round / 2)).values())
@@ -238,7 +240,7 @@ class Gain:
         return middle.gain * sign > errors * middle.error
 
     def _remember(self, question: str, numbers: Numbers, evidence: Evidence) -> None:
-        """For `sum`, the mean of the means of about the last ten rounds."""
+        """For `sum`: update the mean of the rounds' means over about the last ten rounds."""
         gains = [pair.mean for _, pair in _pairs(question, evidence.reports).values()]
         if self.combine == "sum" and gains:
             name = f"{question}.recent"
@@ -259,7 +261,7 @@ class Gain:
 @final
 @dataclass(frozen=True)
 class Bets:
-    """What a round bets on, and the bound b of its absolute value, known before the round."""
+    """The values that a round bets on, and the bound b of their absolute value, known before the round."""
 
     values: Sequence[float]
     bound: float
@@ -283,16 +285,16 @@ class Estimate:
 
     def clear(self, sign: int, level: float) -> bool:
         """Whether the gain is above (sign 1) or below (sign -1) 0, by a t-test at this level."""
-        # With fewer samples not even a test of signs could reach the level.
+        # With fewer samples not even a sign test could reach the level.
         possible = self.samples > 0 and 0.5**self.samples <= level
         return possible and self.gain * sign > critical(level, self.freedom) * self.error
 
     def needed(self, level: float) -> int | None:
-        """The validation samples at which `gain` would be clear. None: those at hand are enough, or no number is."""
+        """The number of validation samples that would make `gain` clear; None if they are enough, or no number does."""
         square = critical(level, self.freedom) ** 2
         room = self.gain**2 - square * self.drawn
         samples = square * self.within * self.samples / room if room > 0 else math.inf
-        # With enough samples it is rounds that are missing: the bets have not won enough yet.
+        # With enough samples more rounds are needed: the wealth of the bets is still too low.
         return math.ceil(samples) if self.samples < samples <= NEEDED else None
 
 
@@ -305,8 +307,8 @@ def critical(level: float, freedom: float) -> float:
 def _paired(pairs: Sequence[tuple[int, Paired]], missing: float, noise: float) -> Estimate:
     """The mean over clients. `missing` is the share of clients that are not among them.
 
-    Each client is given one more sample, whose square is that of all samples and of one that counts 1: the variance of
-    a client whose few d are all equal is not 0. `noise` is the variance that a client adds to what it reports.
+    Each client gets one more sample, whose square is the mean square over all samples and one more of 1: so the
+    variance of a client whose few d are all equal is not 0. `noise` is the variance of the noise in a client's report.
     """
     m, samples = len(pairs), sum(n for n, _ in pairs)
     gain = _mean([pair.mean for _, pair in pairs])
@@ -330,7 +332,7 @@ def _trimmed(pairs: Sequence[tuple[int, Paired]]) -> Estimate:
     middle = means[cut : m - cut]
     ends = [middle[0]] * cut + middle + [middle[-1]] * cut
     center = _mean(ends)
-    # One more client at a distance of 1: the spread of few clients that agree is not 0.
+    # One more client at a distance of 1 is added, so that the variance of a few equal clients is not 0.
     variance = (math.fsum((x - center) ** 2 for x in ends) + 1 / m) / max(m - 1, 1)
     return Estimate(
         _mean(middle), variance * m / len(middle) ** 2, 0.0, m, sum(n for n, _ in pairs), max(len(middle) - 1, 1)
@@ -342,12 +344,12 @@ def _mean(values: Collection[float]) -> float:
 
 
 def _reports(state: DetectionState, after: float = 0) -> dict[ClientId, GainReport]:
-    """The last report of each client, of those made after a round."""
+    """The last report of each client, if it was made after round `after`."""
     return {i: report for i, (round, report) in state.reports.items() if round > after}
 
 
 def _pairs(question: str, reports: Mapping[ClientId, GainReport]) -> dict[ClientId, tuple[int, Paired]]:
-    """The number of validation samples and the answer to a question, of each client that has one.
+    """The number of validation samples and the answer to a question, for each client that answered it.
 
     Their order does not matter: every sum over clients is exact (`math.fsum`).
     """
@@ -356,7 +358,7 @@ def _pairs(question: str, reports: Mapping[ClientId, GainReport]) -> dict[Client
 
 
 def _bet(numbers: Numbers, name: str, sign: int, bets: Bets) -> None:
-    """One round of an e-process: bets by the moments of the rounds before it, which are then updated."""
+    """One round of an e-process: bet by the moments of the earlier rounds, then update the moments."""
     of = {key: numbers.get(f"{name}.{key}", 0.0) for key in ("rounds", "sum", "squares", "wealth", "peak")}
     bet, largest = 0.0, LARGEST_BET / bets.bound
     if of["rounds"] >= 2 and of["sum"] * sign > 0:
@@ -371,13 +373,13 @@ def _bet(numbers: Numbers, name: str, sign: int, bets: Bets) -> None:
 
 
 def _restart(numbers: Numbers, name: str) -> None:
-    """Forget the moments, the peak, wealth above 1 and a look that was clear."""
+    """Drop the moments, the peak, wealth above 1, and a clear look."""
     numbers.update({f"{name}.{key}": 0.0 for key in ("rounds", "sum", "squares", "peak", "passed")})
     numbers[f"{name}.wealth"] = min(numbers[f"{name}.wealth"], 0.0)
 
 
 def _is_due(numbers: Numbers, question: str, look: int) -> bool:
-    """Whether that look was not made yet. A look in a round without reports is made in the next one with reports."""
+    """Whether that look is still to be made. Without reports in its round it is made in the next round with reports."""
     due = look > numbers.get(f"{question}.looked", 0.0)
     if due:
         numbers[f"{question}.looked"] = float(look)
@@ -385,7 +387,10 @@ def _is_due(numbers: Numbers, question: str, look: int) -> bool:
 
 
 def _projected(numbers: Numbers, question: str, gain: float, evidence: Evidence) -> float:
-    """The gain in the last planned round if it goes on as since the look before; without an end, as long again."""
+    """The gain in the last planned round, extrapolated with its change since the look before.
+
+    Without a planned end it is extrapolated over as many rounds as have passed since that look.
+    """
     before, at = numbers.get(f"{question}.gain", gain), numbers.get(f"{question}.at", float(evidence.round))
     numbers[f"{question}.gain"], numbers[f"{question}.at"] = gain, float(evidence.round)
     since = evidence.round - at
@@ -393,8 +398,21 @@ def _projected(numbers: Numbers, question: str, gain: float, evidence: Evidence)
     return gain + (gain - before) / since * ahead if since > 0 else gain
 
 
+def first_round(start: int, rounds: int | None) -> int:
+    """The first round that the test of the finished P_i counts. It needs two rounds with reports to answer."""
+    return start or max(FIRST, WITHOUT_END if rounds is None else math.ceil(rounds / 4))
+
+
+def too_short(start: int, rounds: int | None) -> str:
+    """Why a run of so many rounds cannot have a verdict, as text; empty where it can."""
+    first = first_round(start, rounds)
+    if rounds is None or rounds > first:
+        return ""
+    return f"the test needs the reports of two rounds from round {first} on, but the run has {rounds}: plan more rounds"
+
+
 def look_before(start: int, rounds: int | None, round: int) -> int:
-    """The last round up to this one in which the paired test is looked at; 0 where there is none yet."""
+    """The round of the last look of the paired test, up to this round; 0 before the first look."""
     if rounds is not None and round <= rounds:
         looks = [start + math.ceil((rounds - start) * k / QUARTERS) for k in range(1, QUARTERS + 1)]
         return max((look for look in looks if look <= round), default=0)
@@ -405,6 +423,6 @@ def look_before(start: int, rounds: int | None, round: int) -> int:
 
 
 def warning_look_before(round: int) -> int:
-    """Likewise for the early warning: 8, 12, 16, 24, 32, 48, ..."""
+    """The round of the last look of the early warning, up to this round. Its looks are at 8, 12, 16, 24, 32, 48, ..."""
     power = 2 ** max(round.bit_length() - 1, 0)
     return 0 if round < 8 else power * 3 // 2 if round >= power * 3 // 2 else power

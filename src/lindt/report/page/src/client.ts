@@ -1,4 +1,4 @@
-// One client, followed: its size, classes and role, what it scores against training alone, when it answered.
+// The view of one client: its size, classes and role, its score against training alone, the rounds in which it answered.
 
 import { el } from "./dom";
 import { inWords } from "./gains";

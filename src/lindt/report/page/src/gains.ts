@@ -1,4 +1,4 @@
-// Each client's gain beta_i over training alone, sorted: who is hurt, and by how much. A bar is a button.
+// Each client's gain beta_i over training alone, sorted: which clients are hurt, and by how much. A bar is a button.
 
 import { el, say, svg } from "./dom";
 import { gain, score } from "./numbers";
@@ -47,7 +47,7 @@ export function inWords(bar: { beta: number; clear: boolean }): string {
 }
 
 export function gainChart(follow: (client: number) => void, describe: (client: number) => string): Gains {
-  const picture = svg("svg", { class: "gains", role: "group", "aria-label": "Gain of each client, sorted. Arrow keys read them, Enter follows one.", keydown: pressed });
+  const picture = svg("svg", { class: "gains", role: "group", "aria-label": "Gain of each client, sorted. Arrow keys read the bars, Enter shows a client's history.", keydown: pressed });
   const tip = el("p", { class: "readout" });
   const node = el("div", { class: "gain-chart" }, picture, tip);
   let drawn: { run: Run; found: Bar[]; scored: Round; before: Round | null } | null = null;
@@ -115,7 +115,7 @@ export function gainChart(follow: (client: number) => void, describe: (client: n
   }
 
   function rest(): void {
-    tip.textContent = drawn?.found.length ? "Point at a client to read about it; click, or press Enter, to follow it." : "No gain is known in this round.";
+    tip.textContent = drawn?.found.length ? "Point at a bar to read about its client; click, or press Enter, to see the client's history." : "No gain is known in this round.";
   }
 
   function pressed(event: KeyboardEvent): void {
@@ -125,7 +125,7 @@ export function gainChart(follow: (client: number) => void, describe: (client: n
     if ((event.key === "Enter" || event.key === " ") && bar) {
       event.preventDefault();
       follow(bar.client);
-      say(`Following client ${bar.client}`);
+      say(`History of client ${bar.client}`);
     } else if (next !== undefined) {
       event.preventDefault();
       chosen = Math.max(0, Math.min(found.length - 1, next));

@@ -1,5 +1,5 @@
-// A grid of cells on a canvas: who answered when, and who holds how much of which class. One cell has the cursor;
-// mouse and arrow keys move it, and what it says stands below the grid.
+// A grid of cells on a canvas: clients' answers by round, and clients' samples by class. One cell has the cursor; mouse
+// and arrow keys move it, and its description stands below the grid.
 
 import { el, say } from "./dom";
 import { colour, onTheme } from "./theme";
@@ -12,7 +12,7 @@ export interface Cells {
   columnName: (column: number) => string;
   rowName: (row: number) => string;
   paint: (column: number, row: number) => string | null; // a colour, or nothing
-  loud?: (column: number, row: number) => boolean; // cells to be seen however small the others are
+  loud?: (column: number, row: number) => boolean; // cells that stay visible when cells are very small
   marked?: (row: number) => boolean; // rows with a triangle at their side
   describe: (column: number, row: number) => string;
   hint: string;

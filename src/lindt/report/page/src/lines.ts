@@ -1,8 +1,10 @@
-// A line chart over rounds (uPlot), with a legend that gives the values at the cursor, marked events, a threshold,
-// bands, and a cursor that the arrow keys move. Charts of one view share their cursor.
+// A line chart over rounds (uPlot), with a legend that gives the values at the cursor and names the threshold, marked
+// events, bands, and a cursor that the arrow keys move. Charts of one view share their cursor.
 
 import uPlot from "uplot";
 import { el, say, svg } from "./dom";
+import { placeLabels } from "./marks";
+import type { Place } from "./marks";
 import { colour, onTheme } from "./theme";
 
 export interface Line {
@@ -17,6 +19,7 @@ export interface Mark {
   round: number;
   label: string;
   colour: string;
+  rank: number; // where there is no room for all labels, those of a high rank are left out first
 }
 
 export interface Spec {
@@ -27,7 +30,7 @@ export interface Spec {
   format: (value: number) => string;
   tick?: (value: number) => string; // on the axis, where `format` has more digits than it needs
   log?: boolean;
-  rule?: { value: number; label: string; left?: boolean }; // a line across, its label at the right or the left
+  rule?: { value: number; label: string }; // a line across, named in the legend
   top?: number; // the axis goes at least so far up
   marks?: Mark[];
   shaded?: { from: number; to: number }[];
@@ -39,6 +42,11 @@ export interface Chart {
 }
 
 const FONT = "12px system-ui, sans-serif";
+const LANE = 17; // px: the height of a row of labels
+const LANES = 6;
+const AIR = 9; // px between the plot and the labels: half of the highest number on the vertical axis stands there
+const SIDE = 80; // px: the vertical axis, with its label
+const EDGE = 12; // px at the right of the plot
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
 const views = new Map<string, Set<(index: number | null) => void>>();
 
@@ -47,6 +55,9 @@ export function lineChart(view: string, title: string, height = 240): Chart {
   let plot: uPlot | null = null;
   let spec: Spec | null = null;
   let moving = false;
+  let places: (Place | null)[] = [];
+  let lanes = 0;
+  const labels = el("div", { class: "marks", "aria-hidden": true });
   const legend = el("div", { class: "legend" });
   const canvas = el("div", { class: "plot", tabindex: 0, role: "img", "aria-label": title, keydown: pressed, blur: () => broadcast(null) });
   const node = el("div", { class: "chart" }, legend, canvas);
@@ -56,18 +67,34 @@ export function lineChart(view: string, title: string, height = 240): Chart {
     spec = next;
     node.dataset["points"] = String(next.rounds.length);
     canvas.setAttribute("aria-label", `${title}. Arrow keys read the rounds.`);
-    if (plot && same) {
+    if (canvas.clientWidth === 0) return;
+    const high = lanes;
+    if (arrange() === high && plot && same) {
       plot.setData(columns(next));
       tell(null);
-    } else if (canvas.clientWidth > 0) {
+    } else {
       create();
     }
   }
 
+  /** Where the labels of marks stand; the number of lanes they take. */
+  function arrange(): number {
+    const wide = canvas.clientWidth - SIDE - EDGE;
+    const ink = document.createElement("canvas").getContext("2d");
+    if (ink) ink.font = FONT;
+    const end = Math.max(2, spec?.until ?? 2);
+    const flags = (spec?.marks ?? []).map((mark) => ({ x: ((mark.round - 1) / (end - 1)) * wide, width: Math.ceil(ink?.measureText(mark.label).width ?? 0) + 1, rank: mark.rank }));
+    places = placeLabels(flags, -SIDE, wide + EDGE, LANES);
+    lanes = Math.max(0, ...places.map((place) => (place ? place.lane + 1 : 0)));
+    return lanes;
+  }
+
   function create(): void {
-    if (!spec) return;
+    if (!spec || canvas.clientWidth === 0) return;
+    arrange();
     plot?.destroy();
     plot = new uPlot(options(spec), columns(spec), canvas);
+    canvas.append(labels);
     tell(null);
   }
 
@@ -89,15 +116,15 @@ export function lineChart(view: string, title: string, height = 240): Chart {
     }
     return {
       width: canvas.clientWidth,
-      height,
-      padding: [now.marks?.length ? 36 : 12, 12, 0, 0],
+      height: height + lanes * LANE,
+      padding: [lanes * LANE + AIR + 3, EDGE, 0, 0],
       scales: {
         x: { time: false, range: () => [1, Math.max(2, spec?.until ?? 2)] },
         y: now.log ? { distr: 3, range: (_, low, high) => decades(low, high) } : { range: (_, low, high) => room(low, high) },
       },
       axes: [
         { ...axis, label: "round", size: 34, incrs: STEPS },
-        { ...axis, label: now.label, size: 58, space: 22, ...(now.log ? { splits: powers } : {}), values: (_, values) => values.map((value) => (value === null ? "" : (now.tick ?? now.format)(value))) },
+        { ...axis, label: now.label, size: SIDE - 22, space: 22, ...(now.log ? { splits: powers } : {}), values: (_, values) => values.map((value) => (value === null ? "" : (now.tick ?? now.format)(value))) },
       ],
       series,
       bands,
@@ -132,31 +159,28 @@ export function lineChart(view: string, title: string, height = 240): Chart {
   function annotate(u: uPlot): void {
     const { ctx, bbox } = u;
     const scale = devicePixelRatio;
-    ctx.save();
-    ctx.font = `${12 * scale}px system-ui, sans-serif`;
-    ctx.lineWidth = scale;
     if (spec?.rule) {
       const y = u.valToPos(spec.rule.value, "y", true);
-      ctx.strokeStyle = ctx.fillStyle = colour("rule");
+      ctx.save();
+      ctx.lineWidth = scale;
+      ctx.strokeStyle = colour("rule");
       ctx.setLineDash([6 * scale, 4 * scale]);
       line(ctx, bbox.left, y, bbox.left + bbox.width, y);
-      ctx.textAlign = spec.rule.left ? "left" : "right";
-      ctx.textBaseline = y - bbox.top > 20 * scale ? "bottom" : "top";
-      write(ctx, spec.rule.label, spec.rule.left ? bbox.left + 4 * scale : bbox.left + bbox.width - 4 * scale, y - 2 * scale);
+      ctx.restore();
     }
-    // Labels stand above the plot, in two rows by turns, so that events of neighbouring rounds stay apart.
-    spec?.marks?.forEach((mark, index) => {
-      const x = u.valToPos(mark.round, "x", true);
-      ctx.strokeStyle = ctx.fillStyle = colour(mark.colour);
-      ctx.setLineDash([]);
-      const above = (index % 2 === 0 ? 21 : 7) * scale;
-      line(ctx, x, bbox.top - above + 6 * scale, x, bbox.top + bbox.height);
-      const fits = x + ctx.measureText(mark.label).width + 6 * scale < bbox.left + bbox.width;
-      ctx.textAlign = fits ? "left" : "right";
-      ctx.textBaseline = "middle";
-      write(ctx, mark.label, x + (fits ? 4 : -4) * scale, bbox.top - above);
-    });
-    ctx.restore();
+    const [left, top, tall] = [bbox.left / scale, bbox.top / scale, bbox.height / scale];
+    labels.replaceChildren(
+      ...(spec?.marks ?? []).flatMap((mark, index) => {
+        const place = places[index];
+        const rise = place ? place.lane * LANE + LANE / 2 + AIR : 0;
+        const pole = el("i", { "data-round": mark.round });
+        pole.style.cssText = `left: ${left + u.valToPos(mark.round, "x")}px; top: ${top - rise}px; height: ${tall + rise}px; background: var(--${mark.colour})`;
+        if (!place) return [pole];
+        const label = el("span", { "data-round": mark.round }, mark.label);
+        label.style.cssText = `left: ${left + place.left}px; top: ${top - (place.lane + 1) * LANE - AIR}px; color: var(--${mark.colour})`;
+        return [pole, label];
+      }),
+    );
   }
 
   function broadcast(index: number | null): void {
@@ -184,10 +208,12 @@ export function lineChart(view: string, title: string, height = 240): Chart {
       const value = one.values[back] ?? null;
       return { one, text: value === null || !spec ? "\u2013" : spec.format(value) };
     });
-    legend.replaceChildren(
+    const entries = [
       el("span", { class: "when" }, round === undefined ? "no round yet" : `round ${round}`),
       ...texts.map(({ one, text }) => el("span", {}, swatch(one), `${one.label} `, el("b", {}, text))),
-    );
+      spec.rule && el("span", {}, swatch({ colour: "rule", dash: [6, 4] }, 1), spec.rule.label),
+    ];
+    legend.replaceChildren(...entries.filter((entry) => entry !== undefined));
     return `round ${round}: ${texts.map(({ one, text }) => `${one.label} ${text}`).join(", ")}`;
   }
 
@@ -209,14 +235,15 @@ export function lineChart(view: string, title: string, height = 240): Chart {
   views.set(view, charts.add(follow));
   new ResizeObserver(() => {
     if (!spec || canvas.clientWidth === 0) return;
-    if (plot) plot.setSize({ width: canvas.clientWidth, height });
+    const high = lanes;
+    if (plot && arrange() === high) plot.setSize({ width: canvas.clientWidth, height: height + lanes * LANE });
     else create();
   }).observe(canvas);
   onTheme(node, create);
   return { node, draw };
 }
 
-/** A new view: charts of the one before no longer move along. */
+/** Start a new view: the cursors of the charts of the view before are no longer moved. */
 export function forget(view: string): void {
   views.delete(view);
 }
@@ -230,10 +257,10 @@ function columns(spec: Spec): uPlot.AlignedData {
   return found as uPlot.AlignedData;
 }
 
-/** A chart with the same lines takes new values; another is built anew. */
+/** A chart with the same lines gets new values; a chart with other lines is built again. */
 function shape(spec: Spec): string {
   const lines = spec.lines.map((line) => [line.label, line.colour, line.band !== undefined, line.values.filter((v) => v !== null).length < 60]);
-  return JSON.stringify([lines, spec.label, spec.log, spec.marks?.length ? 1 : 0]);
+  return JSON.stringify([lines, spec.label, spec.log]);
 }
 
 function decades(low: number | null, high: number | null): [number, number] {
@@ -257,20 +284,8 @@ function line(ctx: CanvasRenderingContext2D, x1: number, y1: number, x2: number,
   ctx.stroke();
 }
 
-/** Text with a rim of the page's colour, readable over lines. */
-function write(ctx: CanvasRenderingContext2D, text: string, x: number, y: number): void {
-  ctx.save();
-  ctx.setLineDash([]);
-  ctx.strokeStyle = colour("bg");
-  ctx.lineWidth = 4 * devicePixelRatio;
-  ctx.lineJoin = "round";
-  ctx.strokeText(text, x, y);
-  ctx.restore();
-  ctx.fillText(text, x, y);
-}
-
-function swatch(one: Line): Element {
-  const stroke = svg("line", { x1: 0, x2: 26, y1: 4, y2: 4, "stroke-width": 3, "stroke-dasharray": (one.dash ?? []).join(" ") });
+function swatch(one: { colour: string; dash?: number[] }, width = 3): Element {
+  const stroke = svg("line", { x1: 0, x2: 26, y1: 4, y2: 4, "stroke-width": width, "stroke-dasharray": (one.dash ?? []).join(" ") });
   stroke.style.stroke = `var(--${one.colour})`;
   return svg("svg", { class: "swatch", width: 26, height: 8, "aria-hidden": "true" }, stroke);
 }

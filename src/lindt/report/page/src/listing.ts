@@ -1,7 +1,7 @@
 // The list of runs of `lindt watch`: one click opens a run, ticks choose several to compare.
 
 import { el } from "./dom";
-import { gain, small, typeset } from "./numbers";
+import { gain, moment, small, typeset } from "./numbers";
 import type { Brief } from "./types";
 
 export interface Listing {
@@ -14,9 +14,9 @@ export function listing(open: (ids: string[]) => void): Listing {
   let shown: Brief[] = [];
   const body = el("tbody", {});
   const button = el("button", { type: "button", disabled: true, click: () => open([...chosen]) }, "Compare");
-  const empty = el("p", { class: "state" }, "No runs here yet. They appear by themselves: ", el("code", {}, "lindt run"), " makes one.");
-  const heads = ["", "run", "state", "method", "round", "Delta", "gain on validation", "gain", "clearly worse"];
-  const table = el("div", { class: "scroll" }, el("table", { class: "runs" }, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), body));
+  const empty = el("p", { class: "state" }, "No runs here yet. They appear by themselves: ", el("code", {}, "lindt run"), " starts one.");
+  const heads = ["", "run", "state", "gain", "clearly worse", "round", "changed", "method", "Delta"];
+  const table = el("div", { class: "scroll" }, el("table", { class: "runs cards" }, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), body));
   const node = el("div", { class: "listing" }, el("div", { class: "row" }, el("h1", {}, "Runs"), button), empty, table);
 
   function count(): void {
@@ -44,21 +44,28 @@ export function listing(open: (ids: string[]) => void): Listing {
     const name = readable ? el("button", { type: "button", class: "link", click: () => open([one.run]) }, one.run) : el("span", {}, one.run);
     const percent = one.metric_in_percent ?? true;
     const worse = one.clearly_harmed === null || one.clearly_harmed === undefined ? "\u2013" : `${one.clearly_harmed} of ${one.counted_clients}`;
+    const sentence = typeset(one.verdict.split("; ")[0] ?? "").replace(/ \([^()]* validation samples?\)$/, "");
+    const shown = (text: string): string => (readable ? text : "");
     return el(
       "tr",
       { class: one.tone ?? "" },
-      el("td", {}, tick),
-      el("th", { scope: "row" }, name, one.headline && el("div", {}, one.headline), el("div", { class: "soft" }, typeset(one.verdict.split("; ")[0] ?? ""))),
-      el("td", {}, el("span", { class: `chip ${one.state}` }, one.state)),
-      el("td", {}, one.method ?? ""),
-      el("td", {}, `${one.round ?? 0}${one.rounds ? ` of ${one.rounds}` : ""}`),
-      el("td", {}, small(one.delta)),
-      el("td", {}, one.detection ? gain(one.detection.verdict.gain, percent) : "\u2013"),
-      el("td", {}, gain(one.beta, percent)),
-      el("td", {}, worse),
+      el("td", { class: "tick" }, tick),
+      el("th", { scope: "row" }, name, one.headline && el("div", {}, one.headline), el("div", { class: "soft" }, sentence)),
+      cell("state", el("span", { class: `chip ${one.state}` }, one.state)),
+      cell("gain", shown(gain(one.beta, percent))),
+      cell("clearly worse", shown(worse)),
+      cell("round", shown(`${one.round ?? 0}${one.rounds ? ` of ${one.rounds}` : ""}`)),
+      cell("changed", moment(one.changed)),
+      cell("method", one.method ?? ""),
+      cell("Delta", shown(small(one.delta))),
     );
   }
 
   count();
   return { node, draw };
+}
+
+/** A cell that names its column: on a narrow page a row is a card. */
+export function cell(name: string, ...children: (Node | string)[]): HTMLElement {
+  return el("td", { "data-name": name }, ...children);
 }

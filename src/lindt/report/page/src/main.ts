@@ -1,4 +1,4 @@
-// The page: which view is shown, from the address's hash (#run=..., several: #run=...&run=...), and what it is fed.
+// The page: chooses the view from the address's hash (#run=..., several: #run=...&run=...) and gives it the runs.
 
 import { compareView } from "./compare";
 import { el, say } from "./dom";
@@ -14,7 +14,7 @@ const page = document.getElementById("page") as HTMLElement;
 const connection = el("span", { class: "connection", role: "status" });
 const crumbs = el("nav", { "aria-label": "Runs" });
 let stop = (): void => undefined;
-let turn = 0; // of two views asked for, only the later is shown
+let turn = 0; // counts views: a view that loads more slowly than a later one is not shown
 
 top.append(el("span", { class: "brand" }, "lindt"), crumbs, connection, themeButton());
 

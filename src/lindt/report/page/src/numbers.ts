@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Numbers as text.
 
 const MINUS = "\u2212";
 
@@ -6,15 +6,25 @@ export function signed(text: string): string {
   return text.startsWith("-") ? MINUS + text.slice(1) : text;
 }
 
-/** A sentence of the terminal's with the signs that a page has: a minus, plus and minus. */
+/** A sentence of the terminal's with the signs that a page has: a minus, plus and minus, both on one line with their number. */
 export function typeset(text: string): string {
-  return text.replaceAll(" +- ", " \u00b1 ").replace(/(^|[ (])-(?=\d)/g, `$1${MINUS}`);
+  return text.replaceAll(" +- ", "\u00a0\u00b1\u00a0").replaceAll("(+- ", "(\u00b1\u00a0").replaceAll("r' = ", "r\u2032\u00a0=\u00a0").replace(/(^|[ (])-(?=\d)/g, `$1${MINUS}`);
 }
 
 /** A score: 81.6, in percent where the metric is one. */
 export function score(value: number | null | undefined, percent: boolean): string {
   if (value === null || value === undefined) return "\u2013";
-  return signed(percent ? (100 * value).toFixed(1) : value.toFixed(4));
+  return signed(percent ? rounded(100 * value, 1) : rounded(value, 4));
+}
+
+/** As Python writes it: a half goes to the even digit, where toFixed goes up, and a zero has no sign. */
+export function rounded(value: number, digits: number): string {
+  const size = Math.abs(value);
+  const exact = size.toFixed(60);
+  const cut = exact.indexOf(".") + 1 + digits;
+  const half = /^50*$/.test(exact.slice(cut)) && Number(exact[cut - 1]) % 2 === 0;
+  const text = half ? exact.slice(0, cut) : size.toFixed(digits);
+  return value < 0 && Number(text) !== 0 ? `-${text}` : text;
 }
 
 /** A score on an axis. */
@@ -33,7 +43,7 @@ export function power(value: number): string {
 export function gain(value: number | null | undefined, percent: boolean): string {
   if (value === null || value === undefined) return "\u2013";
   const text = score(value, percent);
-  return value > 0 ? `+${text}` : text;
+  return value > 0 && Number(text) !== 0 ? `+${text}` : text;
 }
 
 export function small(value: number | null | undefined): string {
@@ -43,8 +53,16 @@ export function small(value: number | null | undefined): string {
   return signed(String(Number(value.toPrecision(3))));
 }
 
+/** A moment, in seconds since 1970, by the reader's clock: 2026-11-18 14:05. */
+export function moment(seconds: number | undefined): string {
+  if (!seconds) return "\u2013";
+  const at = new Date(1000 * seconds);
+  const two = (n: number): string => String(n).padStart(2, "0");
+  return `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${two(at.getHours())}:${two(at.getMinutes())}`;
+}
+
 export function count(n: number, word: string): string {
-  return `${n} ${word}${n === 1 ? "" : "s"}`;
+  return `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
 }
 
 export function mean(values: number[]): number | null {

@@ -1,4 +1,4 @@
-// The parts of a run's page below the gains: who answered, attach points, labels, privacy, attack, plan.
+// The parts of a run's page below the gains: answers, attach points, labels, privacy, attack, plan.
 
 import { copyButton, el } from "./dom";
 import { cellGrid } from "./grid";
@@ -13,28 +13,28 @@ export interface Panel {
   title: string;
   about: string;
   node: HTMLElement;
-  draw(run: Run): boolean; // false: there is nothing to show, and why stands in `absent`
+  draw(run: Run): boolean; // false: there is nothing to show, and `absent` says why
   absent: string;
 }
 
 const PALETTE = ["series-1", "series-2", "series-3", "series-4", "series-5", "series-6", "series-7"];
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
-const FAINTEST = 1e-9; // a smaller gradient is drawn here: it teaches nothing
+const FAINTEST = 1e-9; // a smaller gradient is drawn at this value: nothing is learned from it
 
 export function panels(view: string): Panel[] {
   return [answers(), attachPoints(view), labels(), privacy(), attack(view), plan()];
 }
 
 function answers(): Panel {
-  const grid = cellGrid("Who answered in each round", (rows) => (rows > 60 ? 5 : rows > 30 ? 9 : 14));
+  const grid = cellGrid("Clients that answered, by round", (rows) => (rows > 60 ? 5 : rows > 30 ? 9 : 14));
   const total = el("p", {});
-  const key = el("p", { class: "key" }, swatch("local", "answered"), swatch("late", "asked, not counted"), swatch("harm", "refused"), el("span", {}, el("i", { class: "triangle" }), "attacker"));
+  const key = el("p", { class: "key" }, swatch("local", "answered"), swatch("late", "asked, answer not counted"), swatch("harm", "refused"), el("span", {}, el("i", { class: "triangle" }), "attacker"));
   const list = el("ul", {});
   const more = el("details", {}, el("summary", {}, "Refused updates"), list);
   const node = el("div", {}, key, grid.node, total, more);
   return {
-    title: "Who answered",
-    about: "Every column is a round, every line a client.",
+    title: "Clients that answered",
+    about: "A column is a round, a row is a client.",
     absent: "No round was played yet.",
     node,
     draw(run) {
@@ -67,13 +67,13 @@ function answers(): Panel {
           if (!line || !one) return "";
           const reason = one.refused.get(client);
           const what = reason !== undefined ? `its update was refused: ${reason}` : one.answered.has(client) ? "answered" : one.asked.has(client) ? "was asked, but its answer does not count" : "was not asked";
-          return `Round ${line.round}, client ${client}${attackers.has(client) ? " (attacker)" : ""}: ${what}. Answered: ${line.answered.join(", ") || "nobody"}.`;
+          return `Round ${line.round}, client ${client}${attackers.has(client) ? " (attacker)" : ""}: ${what}. Answered: ${line.answered.join(", ") || "no client"}.`;
         },
         hint: "Point at a cell, or use the arrow keys, to read it.",
       });
       const refusals = happenings(run).filter((one) => one.kind === "refused" || one.kind === "nobody");
       const answered = run.rounds.reduce((sum, line) => sum + line.answered.length, 0);
-      total.textContent = `${answered} answers in ${count(run.rounds.length, "round")}; ${count(run.rounds.reduce((sum, line) => sum + line.refused.length, 0), "update")} refused.`;
+      total.textContent = `${count(answered, "answer")} in ${count(run.rounds.length, "round")}; ${count(run.rounds.reduce((sum, line) => sum + line.refused.length, 0), "update")} refused.`;
       more.hidden = !refusals.length;
       list.replaceChildren(...refusals.slice(0, 200).map((one) => el("li", {}, `round ${one.round}: ${one.text}`)));
       return true;
@@ -84,11 +84,13 @@ function answers(): Panel {
 function attachPoints(view: string): Panel {
   const scores = lineChart(view, "Mean score at each attach point", 220);
   const gradients = lineChart(view, "Gradient norm of v at each attach point", 220);
-  const others = lineChart(view, "What the method logs besides", 180);
-  const node = el("div", {}, scores.node, gradients.node, others.node);
+  const weights = lineChart(view, "Weight of each model in guarded prediction", 180);
+  const others = lineChart(view, "Other values that the method logs", 180);
+  const found = el("p", { class: "found" });
+  const node = el("div", {}, found, scores.node, gradients.node, weights.node, others.node);
   return {
-    title: "At the attach points",
-    about: "A score of 1 means that the client's own model adds nothing there; no gradient means that it learns nothing there. Means over the clients, in each one's last round.",
+    title: "Scores and gradients at the attach points",
+    about: "An attach point is a layer at which a client's own model v joins the shared model. A score of 1: v adds nothing there. A gradient of 0: v learns nothing there. Means over the clients, each in its last round.",
     absent: "This method has no attach points, or its clients have not trained a model of their own yet.",
     node,
     draw(run) {
@@ -96,13 +98,16 @@ function attachPoints(view: string): Panel {
       const kinds: [typeof scores, string[], string, boolean][] = [
         [scores, names.filter((name) => name.startsWith("score/")), "mean score", false],
         [gradients, names.filter((name) => name.startsWith("gradient/")), "gradient norm of v", true],
+        [weights, names.filter((name) => name.startsWith("weight/")), "weight in the prediction", false],
         [others, names.filter((name) => !name.includes("/")), "mean over clients", false],
       ];
+      found.textContent = headAlone(scored(run)[scored(run).length - 1]?.scores?.notes ?? {});
+      found.hidden = !found.textContent;
       for (const [chart, mine, label, log] of kinds) {
         chart.node.hidden = !mine.length;
         if (!mine.length) continue;
         const lines: Line[] = mine.map((name, index) => ({
-          label: name.replace(/^[a-z]+\//, ""),
+          label: pointName(name),
           values: scoredSeries(run, (one) => one.notes[name]).map((value) => (log && value !== null ? Math.max(value, FAINTEST) : value)),
           colour: PALETTE[index % PALETTE.length] ?? "series-1",
           dash: DASHES[index % DASHES.length] ?? [],
@@ -114,14 +119,32 @@ function attachPoints(view: string): Panel {
   };
 }
 
+/** The name of a note without its kind: of score/head "head". A layer of nn.Sequential is a number, here "layer 1". */
+function pointName(note: string): string {
+  const name = note.replace(/^[a-z]+\//, "");
+  return /^\d/.test(name) ? `layer ${name}` : name;
+}
+
+const NOTHING_ADDED = 0.999; // a score from here on: v's part is below one in a thousand
+
+/** The attach points where v adds nothing, in words: often v is only a new head on the shared model. */
+function headAlone(notes: Record<string, number>): string {
+  const scores = Object.entries(notes).filter(([name]) => name.startsWith("score/"));
+  const idle = scores.filter(([, value]) => value >= NOTHING_ADDED).map(([name]) => pointName(name));
+  if (!idle.length) return "";
+  if (idle.length < scores.length) return `At ${idle.join(", ")} the score is 1 to within 0.001: the client's own model adds nothing there.`;
+  if (!("gradient/head" in notes)) return "Every score is 1 to within 0.001: the client's own model adds nothing at the attach points.";
+  return "Only the head is adapted: every score is 1 to within 0.001, so a client's own model differs from the shared model only in the layers after the last attach point.";
+}
+
 function labels(): Panel {
   const grid = cellGrid("Label distribution per client", (rows) => (rows > 40 ? 9 : 16));
   const key = el("p", { class: "key" });
   const node = el("div", {}, key, grid.node);
   return {
-    title: "Who holds what",
-    about: "Training samples of each class at each client; the stronger the colour, the more, on a logarithmic scale. Empty: none.",
-    absent: "The targets of this task are no classes.",
+    title: "Classes of each client",
+    about: "Training samples of each class at each client. A stronger colour means more samples, on a logarithmic scale. Empty: no samples.",
+    absent: "The targets of this task are not classes.",
     node,
     draw(run) {
       const classes = [...new Set(run.clients.flatMap((one) => Object.keys(one.labels)))].sort((a, b) => Number(a) - Number(b));
@@ -162,13 +185,14 @@ function privacy(): Panel {
   const table = el("dl", {});
   return {
     title: "Privacy budget spent",
-    about: "What the server's noise really buys: whatever is learned from the model, one client's data change its chance by a factor of e^epsilon at most, but for a chance of delta. This epsilon is not the detector's.",
+    about: "Differential privacy: one client's data change the probability of any result by a factor of at most e^epsilon, except with probability delta. This epsilon and delta are not the detector's epsilon and Delta.",
     absent: "",
     node: el("div", {}, words, table),
     draw(run) {
       const { privacy: spent } = run;
       words.textContent = spent.words;
-      const facts: [string, number | null][] = [["epsilon", spent.epsilon], ["delta", spent.delta], ["noise sigma", spent.sigma], ["clipped to S", spent.S]];
+      const { epsilon, delta, sigma, S } = spent;
+      const facts: [string, number | null][] = [["differential privacy's epsilon", epsilon], ["differential privacy's delta", sigma || epsilon !== null ? delta : null], ["noise sigma", sigma], ["clipped to S", S]]; // without noise delta says nothing
       table.replaceChildren(...facts.flatMap(([name, value]) => (value === null ? [] : [el("div", {}, el("dt", {}, name), el("dd", {}, small(value)))])));
       return true;
     },
@@ -179,8 +203,8 @@ function attack(view: string): Panel {
   const chart = lineChart(view, "Attack success rate", 230);
   return {
     title: "Attack success",
-    about: "Of the test samples that the attackers want mislabelled: how many get the label they want.",
-    absent: "Nobody attacks in this run, or no round with an attack was scored yet.",
+    about: "The attackers want certain test samples to get a certain label. The chart shows the share of these samples that get it.",
+    absent: "No client attacks in this run, or no round with an attack was scored yet.",
     node: chart.node,
     draw(run) {
       const shared = scoredSeries(run, (one) => one.attack_central);
@@ -191,7 +215,7 @@ function attack(view: string): Panel {
         until: until(run),
         lines: [
           { label: "on the shared model", values: shared, colour: "central", dash: [6, 4] },
-          { label: "on what the clients use", values: own, colour: "local" },
+          { label: "on the clients' predictions", values: own, colour: "local" },
         ],
         label: "success (%)",
         format: (value) => score(value, true),

@@ -1,15 +1,15 @@
-// The page of one run, in the order of the questions: is it helping, since when, whom does it hurt, why, what was done?
+// The page of one run, in the order of the questions: does it help, since when, which clients does it hurt, why, what was done?
 
 import { followed } from "./client";
 import type { Followed } from "./client";
 import { el } from "./dom";
-import { gainChart } from "./gains";
+import { bars, gainChart } from "./gains";
 import { forget, lineChart } from "./lines";
 import type { Line } from "./lines";
-import { count, gain, score, small, tick, typeset } from "./numbers";
+import { gain, score, small, tick, typeset } from "./numbers";
 import { panels } from "./panels";
-import { detection, happenings, interval, marks, portrait, scored, scoredSeries, series, spells, statistic, until } from "./story";
-import type { Decision, Run, Scores } from "./types";
+import { detection, happenings, marks, portrait, scored, scoredSeries, series, spells, statistic, until } from "./story";
+import type { Decision, Run } from "./types";
 
 export interface View {
   node: HTMLElement;
@@ -28,11 +28,11 @@ export function runView(): View {
   const verdict = el("section", { class: "verdict", "aria-live": "polite" });
   const tested = lineChart(VIEW, "Gain on validation data over rounds, with two standard errors", 220);
   const testedEvents = el("ol", { class: "events" });
-  const evidence = block("Gain on validation data", "What clients report at each visit: how the shared model does on samples that nobody trained on, less how the client's own model does. The band is two standard errors either way. The verdict rests on a test of these reports.", tested.node, testedEvents);
+  const evidence = block("Gain on validation data", "Clients report this in each round that they take part in: the score of the shared model on samples that were not trained on, less the score of the model that the client trained alone. The band is two standard errors above and below. The verdict is a test of these reports.", tested.node, testedEvents);
   const deltas = lineChart(VIEW, "Delta against epsilon over rounds");
   const counts = lineChart(VIEW, "Rounds above epsilon so far, against r\u2032", 130);
   const events = el("ol", { class: "events" });
-  const divergence = block("Delta against epsilon", "How far the clients' weights lie apart, less the noise. Where a detector watches it: in more than r\u2032 rounds above epsilon, suspected. It can stay high in a healthy federation.", deltas.node, counts.node, events);
+  const divergence = block("Delta against epsilon", "The mean distance of the clients' weights from the shared model, less the noise. A detector that uses Delta suspects NFL after more than r\u2032 rounds above its epsilon. Delta can stay high in a healthy federation.", deltas.node, counts.node, events);
   const scores = lineChart(VIEW, "Local, central and private accuracy over rounds", 260);
   const place = el("div", {});
   const gains = gainChart(choose, (number) => {
@@ -41,6 +41,7 @@ export function runView(): View {
   });
   const slider = el("input", { type: "range", min: 0, step: 1, id: "scored", input: () => slide() });
   const slid = el("output", { for: "scored" });
+  const key = el("p", { class: "key" });
   const gainNote = el("p", { class: "soft" });
   const parts = panels(VIEW);
   const nothing = parts.map(() => el("p", { class: "soft" }));
@@ -50,14 +51,14 @@ export function runView(): View {
     { class: "run" },
     verdict,
     divergence,
-    block("Accuracy", "Local: what each client predicts with, on its own test data. Central: the shared model on everyone's. Alone: the model each client trained by itself.", scores.node),
+    block("Accuracy", "Local: the clients' predictions, each on its own test data. Central: the shared model, on the test data of all clients. Alone: the models that the clients trained alone.", scores.node),
     block(
       "Gain of each client",
-      "What a client wins or loses against training alone. Solid: clearly so, by a paired test on its test samples. Pale: it may be chance.",
-      el("p", { class: "key" }, key("bar worse clear", "clearly worse off"), key("bar worse", "worse, maybe chance"), key("bar better", "better, maybe chance"), key("bar better clear", "clearly better off"), key("ring", "when NFL was detected")),
+      "The score of a client's predictions, less that of the model that it trained alone. Solid bars: clear by a paired test on the client's test samples. Pale bars: perhaps chance.",
+      key,
       el("p", { class: "row" }, el("label", { for: "scored" }, "Scored round"), slider, slid),
-      gains.node,
       gainNote,
+      gains.node,
       place,
     ),
     ...parts.map((part, index) => block(part.title, part.about, part.node, nothing[index] ?? "")),
@@ -93,10 +94,22 @@ export function runView(): View {
     gains.node.hidden = !line;
     const left = run.clients.filter((one) => one.attacker).length;
     const out = line && left && !run.clients.some((one) => one.attacker && line.scores?.clients.includes(one.client));
-    gainNote.textContent = !line ? "No round is scored yet." : out ? `${left} attackers are left out: their gain is nobody's aim.` : "";
+    gainNote.textContent = !line ? "No round is scored yet." : out ? (left === 1 ? "The attacker is not counted." : `The ${left} attackers are not counted.`) : "";
+    key.hidden = !line;
     if (!line) return;
     const first = detection(run);
-    gains.draw(run, line, first && first.round < line.round ? first : null);
+    const before = first && first.round < line.round ? first : null;
+    gains.draw(run, line, before);
+    const drawn = bars(line, before);
+    const many = (wanted: (beta: number, clear: boolean) => boolean): number => drawn.filter((bar) => wanted(bar.beta, bar.clear)).length;
+    key.replaceChildren(
+      entry("worse clear", `clearly worse off ${many((beta, clear) => beta < 0 && clear)}`),
+      entry("worse", `worse, maybe chance ${many((beta, clear) => beta < 0 && !clear)}`),
+      entry("same", `unchanged ${many((beta) => beta === 0)}`),
+      entry("better", `better, maybe chance ${many((beta, clear) => beta > 0 && !clear)}`),
+      entry("better clear", `clearly better off ${many((beta, clear) => beta > 0 && clear)}`),
+      ...(before ? [entry("ring", run.adapts ? `before recovery, in round ${before.round}` : `when NFL was suspected, in round ${before.round}`)] : []),
+    );
   }
 
   function draw(run: Run): void {
@@ -118,7 +131,7 @@ export function runView(): View {
         label: run.percent ? "gain (points)" : "gain",
         format: (value) => gain(value, run.percent),
         tick: (value) => tick(value, run.percent),
-        rule: { value: 0, label: "as alone", left: true },
+        rule: { value: 0, label: "as training alone" },
       });
     }
     const watched = run.rule?.statistic ?? "delta";
@@ -127,13 +140,13 @@ export function runView(): View {
       lines: [{ label: run.rule ? statistic(run) : "Delta", values: series(run, (line) => line[watched]), colour: "delta" }],
       label: statistic(run),
       format: small,
-      ...(run.rule ? { rule: { value: run.rule.epsilon, label: `epsilon = ${run.rule.epsilon}` } } : {}),
+      ...(run.rule ? { rule: { value: run.rule.epsilon, label: `the detector's epsilon = ${run.rule.epsilon}` } } : {}),
     });
     const title = divergence.querySelector("h2");
-    if (title) title.textContent = run.rule ? `${statistic(run)} against epsilon` : "Delta";
+    if (title) title.textContent = run.rule ? `${statistic(run)} against the detector's epsilon` : "Delta";
     counts.node.hidden = !run.rule;
     if (run.rule) {
-      counts.draw({ ...common, marks: [], lines: [{ label: `count of rounds above epsilon, r\u2032 = ${run.rule.patience}`, values: series(run, (line) => line.count), colour: "delta" }], label: "count", format: (value) => String(Math.round(value)), rule: { value: run.rule.patience, label: `r\u2032 = ${run.rule.patience}` } });
+      counts.draw({ ...common, marks: [], lines: [{ label: "rounds above epsilon so far", values: series(run, (line) => line.count), colour: "delta" }], label: "count", format: (value) => String(Math.round(value)), rule: { value: run.rule.patience, label: `r\u2032 = ${run.rule.patience}, suspected above it` } });
     }
     const told = happenings(run).filter((one) => one.kind !== "refused");
     (reports ? events : testedEvents).replaceChildren();
@@ -168,52 +181,34 @@ function bound(decision: Decision | null, sign: number): number | null {
   return decision.gain + sign * 2 * (decision.error ?? 0);
 }
 
-/** The share of clients that are not worse off than alone (IPR). Runs of earlier versions have the counts alone. */
-function shareOf(end: Scores | null | undefined): string {
-  if (!end || end.harmed === null) return "\u2013";
-  const known = end.betas.filter((beta) => beta !== null).length;
-  return known ? `${Math.round((100 * (known - end.harmed)) / known)}%` : "\u2013";
-}
-
-function standing(end: Scores | null | undefined): string {
-  if (!end || end.harmed === null || end.ties === null) return "of the clients";
-  const better = end.betas.filter((beta) => beta !== null).length - end.harmed - end.ties;
-  return `better off ${better}, unchanged ${end.ties}, worse off ${end.harmed}`;
-}
-
 function verdictParts(run: Run): HTMLElement[] {
   const last = run.rounds[run.rounds.length - 1];
-  const end = scored(run)[scored(run).length - 1]?.scores;
-  const now = scored(run)[scored(run).length - 1]?.round;
-  const unit = run.percent && typeof end?.beta === "number" ? " points" : "";
-  const of = (number: number | null | undefined): string => (number === null || number === undefined || !end ? "\u2013" : `${number} of ${end.clients.length}`);
-  const decision = last?.detection?.verdict;
-  const facts: [string, string, string][] = [
-    decision
-      ? ["gain on validation data", interval(decision, run.percent).replace(" points", ""), `${run.percent ? "points, " : ""}two standard errors; ${count(decision.clients, "client")}, ${count(decision.samples, "sample")}`]
-      : [statistic(run), small(last?.[run.rule?.statistic ?? "delta"]), run.rule ? `epsilon ${run.rule.epsilon}` : "no detector"],
-    ["mean gain on test data", gain(end?.beta, run.percent) + unit, now === undefined ? "no round is scored yet" : `round ${now}; median ${gain(end?.median_gain, run.percent)}`],
-    ["not worse off", shareOf(end), standing(end)],
-    ["clearly better off", of(end?.clearly_better), "clients, by the paired test"],
-    ["clearly worse off", of(end?.clearly_harmed), "clients, by the paired test"],
-    ["round", `${last?.round ?? 0}${run.planned ? ` of ${run.planned}` : ""}`, STATES[run.state]],
-  ];
   const said = typeset(run.verdict.sentence).split("; ");
+  const at = `round ${last?.round ?? 0}${run.planned ? ` of ${run.planned}` : ""}`;
   return [
-    el("p", { class: "headline" }, el("span", { class: "sign", "aria-hidden": true }), run.verdict.headline, el("span", { class: `chip ${run.state}` }, STATES[run.state])),
-    el("h1", {}, said[0] ?? ""),
+    el("p", { class: "headline" }, el("span", { class: "sign", "aria-hidden": true }), run.verdict.headline, el("span", { class: `chip ${run.state}` }, STATES[run.state]), el("span", { class: "chip" }, at)),
+    el("h1", {}, ...withBasis(said[0] ?? "")),
+    ...run.facts.flatMap((group) => [
+      el("p", { class: "facts-title" }, typeset(group.title)),
+      el("dl", { class: "facts" }, ...group.facts.map((fact) => el("div", {}, el("dt", {}, fact.name), el("dd", {}, fact.value === "-" ? "\u2013" : typeset(fact.value)), el("dd", { class: "soft" }, typeset(fact.note))))),
+    ]),
     ...(said.length > 1 ? [el("ul", { class: "clauses" }, ...said.slice(1).map((text) => el("li", {}, text)))] : []),
     el("p", { class: "soft" }, [run.id, run.method, run.seed === null ? "" : `seed ${run.seed}`].filter(Boolean).join(" \u00b7 ")),
-    el("dl", { class: "facts" }, ...facts.map(([name, value, note]) => el("div", {}, el("dt", {}, name), el("dd", {}, value), el("dd", { class: "soft" }, note)))),
-    ...(run.state === "crashed" || run.state === "stopped" ? [el("p", { class: "note" }, "Nobody works on this run any more. It goes on from its last round with ", el("code", {}, "lindt run --out RUN --resume"), ".")] : []),
+    ...(run.state === "crashed" || run.state === "stopped" ? [el("p", { class: "note" }, "No process works on this run. To continue it from its last round: ", el("code", {}, "lindt run --out RUN --resume"), ".")] : []),
     ...run.said.map((text) => el("p", { class: "note" }, `Note: ${text}.`)),
   ];
+}
+
+/** The data behind a sentence, in brackets at its end, are set smaller. */
+function withBasis(text: string): (Node | string)[] {
+  const at = text.endsWith(")") ? text.lastIndexOf(" (") : -1;
+  return at < 0 ? [text] : [text.slice(0, at), el("span", { class: "basis" }, text.slice(at))];
 }
 
 export function block(title: string, about: string, ...children: (Node | string)[]): HTMLElement {
   return el("section", { class: "block" }, el("h2", {}, title), el("p", { class: "soft" }, about), ...children);
 }
 
-function key(kind: string, text: string): HTMLElement {
+function entry(kind: string, text: string): HTMLElement {
   return el("span", {}, el("i", { class: `cell ${kind}` }), text);
 }

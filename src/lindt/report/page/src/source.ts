@@ -4,7 +4,7 @@ import type { Brief, Progress, Run } from "./types";
 
 export interface Source {
   live: boolean;
-  runs(): Promise<Run[]>; // of a report: all; live: none before they are asked for
+  runs(): Promise<Run[]>; // in a report: all runs; live: no runs before they are asked for
   briefs(): Promise<Brief[]>;
   run(id: string): Promise<Run>;
   /** Tell of changes until the returned function is called. */
@@ -61,7 +61,7 @@ function live(): Source {
     let opened = false;
     stream.addEventListener("open", () => {
       heard.connection(true);
-      // After a break the server does not know what was missed: take the runs anew.
+      // After a lost connection the server does not know what was missed: load the runs again.
       if (opened) void Promise.all(ids.map(async (id) => heard.progress(id, await load(id)))).catch(() => heard.connection(false));
       opened = true;
     });

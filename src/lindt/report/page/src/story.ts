@@ -1,4 +1,4 @@
-// What happened in a run, read from its rounds: events, spells of recovery, series.
+// The history of a run, from its rounds: events, periods of recovery, series.
 
 import type { Mark } from "./lines";
 import { count, gain, score } from "./numbers";
@@ -16,10 +16,10 @@ export function happenings(run: Run): Happening[] {
   for (const line of run.rounds) {
     if (line.detection) found.push(...tested(run, line, before.detection));
     else if (line.detections > before.detections) found.push({ round: line.round, kind: "detected", text: detected(run, line) });
-    if (run.adapts && line.recovering && !before.recovering) found.push({ round: line.round, kind: "on", text: "recovery on: the clients train a model of their own along with the shared one" });
+    if (run.adapts && line.recovering && !before.recovering) found.push({ round: line.round, kind: "on", text: "recovery on: each client trains a model of its own along with the shared model" });
     if (run.adapts && before.flag && !line.flag) found.push({ round: line.round, kind: "off", text: switchedOff(line, before.detection) });
     for (const one of line.refused) found.push({ round: line.round, kind: "refused", text: `the update of client ${one.client} was refused: ${one.reason}` });
-    if (!line.answered.length) found.push({ round: line.round, kind: "nobody", text: "no valid update came back, the old weights were kept" });
+    if (!line.answered.length) found.push({ round: line.round, kind: "nobody", text: "the server received no valid update and kept the weights" });
     before = line;
   }
   return found;
@@ -27,7 +27,7 @@ export function happenings(run: Run): Happening[] {
 
 type Before = Pick<Round, "detections" | "recovering" | "flag" | "detection">;
 
-/** What the test of the clients' reports says for the first time in a round. */
+/** New results of the test of the clients' reports in a round. */
 function tested(run: Run, line: Round, before: Detection | null): Happening[] {
   const now = line.detection;
   if (!now) return [];
@@ -37,21 +37,21 @@ function tested(run: Run, line: Round, before: Detection | null): Happening[] {
   const state = now.verdict.state;
   const decided = state === "helps" || state === "hurts";
   if (old === "too early" && state !== old) add("begins", "the test begins");
-  if (now.warning !== null && (before?.warning ?? null) === null) add("warning", `early warning: ${gainWords(now.verdict, run.percent)}`);
-  if (decided && state !== old) add(state, `verdict: federation ${state}${level(run)}: ${gainWords(now.verdict, run.percent)}`);
-  if (!decided && (old === "helps" || old === "hurts")) add("undecided", `undecided again: ${gainWords(now.verdict, run.percent)}`);
-  for (const [name, against] of [["recovery", "w"], ["recovered", "training alone"]] as const) {
+  if (now.warning !== null && (before?.warning ?? null) === null) add("warning", `early warning: ${gainWords(now.verdict, run)}`);
+  if (decided && state !== old) add(state, `verdict: federation ${state}${level(run)}: ${gainWords(now.verdict, run)}`);
+  if (!decided && (old === "helps" || old === "hurts")) add("undecided", `undecided again: ${gainWords(now.verdict, run)}`);
+  for (const [name, against] of [["recovery", "the shared model"], ["recovered", "training alone"]] as const) {
     const effect = now[name];
     if (!effect || effect.state === before?.[name]?.state || (effect.state !== "helps" && effect.state !== "hurts")) continue;
-    add("effect", `what the clients predict with is ${effect.state === "helps" ? "better" : "worse"} than ${against} (${interval(effect, run.percent)})`);
+    add("effect", `recovery ${effect.state}: what the clients predict with is ${compared(effect, run, against)}`);
   }
   return found;
 }
 
 function switchedOff(line: Round, before: Detection | null): string {
   const effect = line.detection?.recovery ?? before?.recovery;
-  if (effect?.state === "hurts") return "recovery was switched off: what the clients predicted with was shown to be worse than w";
-  return "recovery off: the clients go on as in FedAvg";
+  if (effect?.state === "hurts") return "recovery was switched off: what the clients predicted with was shown to be worse than the shared model";
+  return "recovery off: the clients predict with the shared model again";
 }
 
 export function level(run: Run): string {
@@ -59,46 +59,61 @@ export function level(run: Run): string {
   return run.test && run.test.alpha !== null ? `, at level ${run.test.alpha}` : "";
 }
 
-function gainWords(decision: Decision, percent: boolean): string {
+function gainWords(decision: Decision, run: Run): string {
   if (decision.gain === null) return "no client reports its gain";
-  return `gain on validation data ${interval(decision, percent)}, ${count(decision.clients, "client")}, ${count(decision.samples, "sample")}`;
+  return `the shared model is ${compared(decision, run, "training alone")}, on ${count(decision.samples, "validation sample")} of ${count(decision.clients, "client")}`;
+}
+
+/** In words: 12.0 \u00b1 2.0 points less accurate than training alone. */
+function compared(decision: Decision, run: Run, other: string): string {
+  const [more, less, same] = run.metric === "accuracy" ? ["more accurate", "less accurate", "accurate"] : ["better", "worse", "good"];
+  const value = decision.gain ?? 0;
+  const size = interval({ ...decision, gain: Math.abs(value) }, run.percent).replace("+", "");
+  return Number(score(Math.abs(value), run.percent)) === 0 ? `as ${same} as ${other}` : `${size} ${value > 0 ? more : less} than ${other}`;
 }
 
 /** A gain, plus and minus two standard errors. */
 export function interval(decision: Decision, percent: boolean): string {
   if (decision.gain === null) return "\u2013";
-  const both = decision.error === null ? "" : ` \u00b1 ${score(2 * decision.error, percent)}`;
+  const both = decision.error === null ? "" : `\u00a0\u00b1\u00a0${score(2 * decision.error, percent)}`;
   return gain(decision.gain, percent) + both + (percent ? " points" : "");
 }
 
 function detected(run: Run, line: Round): string {
   const rule = run.rule;
-  const why = rule ? `${statistic(run)} was above epsilon = ${rule.epsilon} in ${line.count} rounds, more than r\u2032 = ${rule.patience}` : "detected";
+  const why = rule ? `${statistic(run)} was above the detector's epsilon = ${rule.epsilon} in ${line.count} rounds, more than r\u2032 = ${rule.patience}` : "detected";
   const scores = line.scores;
   if (!scores || scores.beta === null) return `NFL suspected: ${why}; the gain is not known`;
-  return `NFL suspected: ${why}; mean gain ${gain(scores.beta, run.percent)} in this round, ${scores.clearly_harmed} of ${scores.clients.length} clients clearly worse off`;
+  return `NFL suspected: ${why}; gain over training alone in this round ${gain(scores.beta, run.percent)} on average, ${scores.clearly_harmed} of ${scores.clients.length} clients clearly worse off`;
 }
 
 export function statistic(run: Run): string {
   return !run.rule || run.rule.statistic === "delta" ? "Delta" : `the ${run.rule.statistic} divergence`;
 }
 
-const MARKS: Partial<Record<Happening["kind"], [string, string]>> = {
-  detected: ["NFL suspected", "central"],
-  begins: ["test begins", "ink-soft"],
-  warning: ["warning", "central"],
-  helps: ["helps", "good"],
-  hurts: ["hurts", "harm"],
-  undecided: ["undecided", "ink-soft"],
-  on: ["recovery on", "recover"],
-  off: ["recovery off", "ink-soft"],
+// Label, colour and rank of an event in a chart.
+const MARKS: Partial<Record<Happening["kind"], [string, string, number]>> = {
+  hurts: ["hurts", "harm", 0],
+  helps: ["helps", "good", 0],
+  detected: ["NFL suspected", "central", 0],
+  on: ["recovery on", "recover", 1],
+  off: ["recovery off", "ink-soft", 1],
+  warning: ["warning", "central", 2],
+  undecided: ["undecided", "ink-soft", 3],
+  begins: ["test begins", "ink-soft", 4],
 };
 
+/** The events of a chart; those of one round are one mark, in the colour of the most important. */
 export function marks(run: Run): Mark[] {
-  return happenings(run).flatMap((one) => {
-    const [words, colour] = MARKS[one.kind] ?? [];
-    return words && colour ? [{ round: one.round, label: `${words}: ${one.round}`, colour }] : [];
-  });
+  const found = new Map<number, { words: string[]; colour: string; rank: number }>();
+  for (const one of happenings(run)) {
+    const [words, colour, rank] = MARKS[one.kind] ?? [];
+    if (words === undefined || colour === undefined || rank === undefined) continue;
+    const before = found.get(one.round);
+    const first = !before || rank < before.rank;
+    found.set(one.round, { words: [...(before?.words ?? []), words], colour: first ? colour : before.colour, rank: first ? rank : before.rank });
+  }
+  return [...found].sort(([a], [b]) => a - b).map(([round, { words, colour, rank }]) => ({ round, label: `${words.join(", ")}: ${round}`, colour, rank }));
 }
 
 export function spells(run: Run): { from: number; to: number }[] {
@@ -129,7 +144,7 @@ export function until(run: Run): number {
   return Math.max(run.planned ?? 0, run.rounds[run.rounds.length - 1]?.round ?? 0);
 }
 
-/** The last round in which NFL was suspected and everyone was asked. */
+/** The last round in which NFL was suspected and all clients were scored. */
 export function detection(run: Run): Round | null {
   let found: Round | null = null;
   let before = 0;

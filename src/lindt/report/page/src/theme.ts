@@ -1,4 +1,4 @@
-// Light or dark: the system's choice unless the reader makes one. Charts ask for colours and are told of changes.
+// Light or dark: the system's choice unless the reader chooses. Charts ask for colours and are notified of changes.
 
 import { el } from "./dom";
 
@@ -40,7 +40,7 @@ export function themeButton(): HTMLButtonElement {
     try {
       localStorage.setItem("lindt-theme", choice);
     } catch {
-      // not kept, then
+      // a page without storage: the choice is not kept
     }
     listeners.forEach((listener) => listener());
   }

@@ -20,7 +20,7 @@ export interface Rule {
   counting: string;
 }
 
-/** The test of what clients report on validation data. */
+/** The test of the clients' reports on validation data. */
 export interface GainTest {
   kind: string;
   alpha: number | null;
@@ -34,11 +34,18 @@ export interface Privacy {
   S: number | null;
 }
 
+/** Numbers under the verdict, written as in its sentence. */
+export interface FactGroup {
+  title: string;
+  facts: { name: string; value: string; note: string }[];
+}
+
 /** What changes while a run goes on. */
 export interface Progress {
   id: string;
   state: "running" | "ended" | "stopped" | "crashed";
   verdict: { tone: string; headline: string; sentence: string };
+  facts: FactGroup[];
   said: string[];
   summary: Summary | null;
   privacy: Privacy;
@@ -49,7 +56,7 @@ export interface Run extends Progress {
   name: string;
   method: string;
   seed: number | null;
-  group: string; // the same for runs that differ in their seed alone
+  group: string; // the same for runs that differ only in their seed
   planned: number | null;
   percent: boolean;
   metric: string;
@@ -67,6 +74,7 @@ export interface Run extends Progress {
 export interface Brief {
   run: string;
   state: string;
+  changed?: number; // when, in seconds since 1970
   method?: string;
   seed?: number | null;
   round?: number;

@@ -1,0 +1,1 @@
+"""A Flower app: adapters of a small causal transformer, one client a speaking role."""
