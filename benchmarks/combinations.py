@@ -3,6 +3,9 @@
     python benchmarks/combinations.py --part design --runs 24    # small tasks, on which the default was chosen
     python benchmarks/combinations.py --part judged --runs 24    # small tasks, on which it is judged
     python benchmarks/combinations.py --part cifar --seeds 10,11,12 --world nfl    # CIFAR-10 at the scale cpu
+    python benchmarks/combinations.py --part cifar --scale paper --seeds 0 --at 100,200,300,400,500
+
+With `--at` the models of these rounds are judged, each round in a table of its own, and the run ends with the last.
 
 Each federation of the small tasks is a configuration of `lindt reproduce detectors`, each of CIFAR-10 a cell of
 `lindt reproduce recovery`; all are played with LINDT from the first round, and hold out V_i. At the end every honest
@@ -139,16 +142,28 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=24, help="federations of the small tasks, drawn by a fixed seed")
     parser.add_argument("--seeds", default="10,11,12", help="cifar: the seeds, with commas")
     parser.add_argument("--world", default="nfl", help="cifar: nfl, normal, dirichlet or dirichlet-attacked")
+    parser.add_argument("--scale", default="cpu", help="cifar: smoke, cpu or paper")
+    parser.add_argument("--at", default="", help="rounds to judge, with commas; by default the plan's last")
     parser.add_argument("--cache", type=Path, default=None, help="a folder for private models")
     parser.add_argument("--keep", type=Path, default=None, help="a folder for outputs, to judge them again unplayed")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    federations = []
-    for name, plan in _plans(asked.part, asked.runs, asked.seeds, asked.world):
+    federations: dict[int, list[list[ClientOutputs]]] = {}
+    for name, plan in _plans(asked.part, asked.runs, asked.seeds, asked.world, asked.scale):
         began = time.monotonic()
-        federations.append(_kept(None if asked.keep is None else asked.keep / name, plan, asked.cache))
-        say(f"{name}: {time.monotonic() - began:.0f} s")
-    say(f"\n{len(federations)} federations of the {asked.part} part, {sum(map(len, federations))} honest clients\n")
+        rounds = sorted(int(one) for one in asked.at.split(",")) if asked.at else [plan.rounds]
+        for place, found in enumerate(_kept(asked.keep, name, plan, rounds, asked.cache)):
+            federations.setdefault(rounds[place] if asked.at else 0, []).append(found)
+            say(f"{name}, round {rounds[place]}: {time.monotonic() - began:.0f} s")
+            if asked.at:  # as soon as the round is known: a run at the paper's size takes hours
+                tell(asked.part, federations[rounds[place]], f", round {rounds[place]}")
+    if not asked.at:
+        tell(asked.part, federations.get(0, []))
+
+
+def tell(part: str, federations: Sequence[Sequence[ClientOutputs]], when: str = "") -> None:
+    """The table of all combinations."""
+    say(f"\n{len(federations)} federations of the {part} part{when}, {sum(map(len, federations))} honest clients\n")
     say("| predicts with | weights | V_i | score | mean gain | worse off | clearly | better | worst tenth | attack |")
     say("|---|---|---|--:|--:|--:|--:|--:|--:|--:|")
     for (words, names), (rule, how), back in product(SETS.items(), RULES.items(), (False, True)):
@@ -158,10 +173,11 @@ def main() -> None:
             say(f"| {told} | {row(federations, names, how, back)} |")
 
 
-def _plans(part: str, runs: int, seeds: str, world: str) -> Iterator[tuple[str, Plan]]:
+def _plans(part: str, runs: int, seeds: str, world: str, scale: str) -> Iterator[tuple[str, Plan]]:
     if part == "cifar":
         for seed in map(int, seeds.split(",")):
-            yield f"cifar-{world}-{seed}", plan_for(RecoveryCell(world, "guarded"), "cpu", seed)
+            name = f"cifar-{world}-{seed}" if scale == "cpu" else f"cifar-{world}-{scale}-{seed}"
+            yield name, plan_for(RecoveryCell(world, "guarded"), scale, seed)
         return
     chosen = [one for one in configurations("cpu") if one.part == part and one.task in TASKS]
     random.Random(0).shuffle(chosen)
@@ -169,19 +185,30 @@ def _plans(part: str, runs: int, seeds: str, world: str) -> Iterator[tuple[str, 
         yield one.name, one.plan(0)
 
 
-def _kept(folder: Path | None, plan: Plan, cache: Path | None) -> list[ClientOutputs]:
-    """The outputs of all honest clients, from the folder where they are kept."""
-    if folder is None or not folder.is_dir():
-        found = list(outputs(plan, cache))
-        if folder is None:
-            return found
-        folder.mkdir(parents=True)
-        for index, one in enumerate(found):
-            tensors = {"y_validation": one.y_validation, "y_test": one.y_test, "wanted": one.wanted}
-            tensors |= {f"validation/{name}": value for name, value in one.validation.items()}
-            tensors |= {f"test/{name}": value for name, value in one.test.items()}
-            save_file({name: value.contiguous() for name, value in tensors.items()}, folder / f"{index:03}.safetensors")
-    return [_read(load_file(path)) for path in sorted(folder.iterdir())]
+def _kept(
+    keep: Path | None, name: str, plan: Plan, rounds: Sequence[int], cache: Path | None
+) -> Iterator[list[ClientOutputs]]:
+    """The outputs of all honest clients after each of the rounds, from the folders where they are kept.
+
+    If a round is missing, the federation is played from its start.
+    """
+    folders = [] if keep is None else [keep / (name if one == plan.rounds else f"{name}-{one}") for one in rounds]
+    if folders and all(folder.is_dir() for folder in folders):
+        yield from ([_read(load_file(path)) for path in sorted(folder.iterdir())] for folder in folders)
+        return
+    for place, found in enumerate(outputs(plan, rounds, cache)):
+        if folders and not folders[place].is_dir():
+            _write(found, folders[place])
+        yield found
+
+
+def _write(found: Sequence[ClientOutputs], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for index, one in enumerate(found):
+        tensors = {"y_validation": one.y_validation, "y_test": one.y_test, "wanted": one.wanted}
+        tensors |= {f"validation/{name}": value for name, value in one.validation.items()}
+        tensors |= {f"test/{name}": value for name, value in one.test.items()}
+        save_file({name: value.contiguous() for name, value in tensors.items()}, folder / f"{index:03}.safetensors")
 
 
 def _read(tensors: Mapping[str, Tensor]) -> ClientOutputs:
@@ -194,16 +221,18 @@ def _read(tensors: Mapping[str, Tensor]) -> ClientOutputs:
     return ClientOutputs(parts["validation"], parts["test"], *labels)
 
 
-def outputs(plan: Plan, cache: Path | None) -> Iterator[ClientOutputs]:
-    """The outputs of each honest client's models at the end of the federation."""
+def outputs(plan: Plan, rounds: Sequence[int], cache: Path | None) -> Iterator[list[ClientOutputs]]:
+    """The outputs of each honest client's models after each of the rounds."""
     plan = replace(plan, method=METHODS["lindt"], scoring=Scoring(every=plan.rounds, last=1))
     problem = problem_for(plan)
     engine = InProcess(plan, problem, cache=cache)
-    *_, (state, _) = federate(plan, problem=problem, engine=engine, preflight=False)
-    for i in sorted(set(range(len(problem.data))) - attackers_of(plan, len(problem.data))):
-        client = engine.clients[i]
-        task = Task("evaluate", state.run, i, state.round, state.w, state.buffers, state.recovery.on)
-        yield _outputs_of(client, task)
+    honest = sorted(set(range(len(problem.data))) - attackers_of(plan, len(problem.data)))
+    for state, _ in federate(plan, problem=problem, engine=engine, preflight=False):
+        if state.round in rounds:
+            arguments = (state.round, state.w, state.buffers, state.recovery.on)
+            yield [_outputs_of(engine.clients[i], Task("evaluate", state.run, i, *arguments)) for i in honest]
+        if state.round >= max(rounds):
+            return
 
 
 def _outputs_of(client: Client, task: Task) -> ClientOutputs:
@@ -220,8 +249,8 @@ def _outputs_of(client: Client, task: Task) -> ClientOutputs:
     note("global", shared)
     note("dual", predict)
     tuning = FineTune(rate=plan.training.rate, epochs=EPOCHS) if plan.data.source != "cifar10-half" else FineTune()
-    ctx = client._open(task)
-    note("tuned", tuning.predictor(ctx, shared, None))
+    with client._seeded(task):
+        note("tuned", tuning.predictor(client._open(task), shared, None))
     alone = None if held is None else client._private_module()
     if alone is None:  # without a V_i the private model's weights are not kept
         on_test["private"] = client._private_model().outputs
@@ -229,8 +258,9 @@ def _outputs_of(client: Client, task: Task) -> ClientOutputs:
         note("private", alone)
     # The models that train on V_i as well: their outputs for V_i are not used.
     everything = client.worker.problem.data[client.id][0]
-    ctx = replace(client._open(task), train=everything)
-    note("tuned/given back", tuning.predictor(ctx, shared, None), None)
+    with client._seeded(task):
+        ctx = replace(client._open(task), train=everything)
+        note("tuned/given back", tuning.predictor(ctx, shared, None), None)
     with_all = PrivateTraining(
         f"client {client.id}", everything, client.test, plan, client.worker.problem, device, None
     )
