@@ -28,6 +28,7 @@ from folders import (
 )
 
 from lindt.report.reading import group_of, method_words, read_run, repeat_command
+from lindt.report.results import run_verdict, score_table
 from lindt.report.terminal import ASCII, charts
 from lindt.report.verdict import Fact, Verdict, detection_news, facts, points, scored_data, verdict
 from lindt.runs.schema import FROM_FLOWER
@@ -228,7 +229,61 @@ def test_other_tests_and_other_states(tmp_path: Path) -> None:
     odd = [line(1, detection=detection(decision("=cmd()", 0.1)))]
     assert said(tmp_path / "c", odd, ended=False, the_plan=gain_plan()).headline == "Undecided"
     raw = said(tmp_path / "d", helps(), the_plan=gain_plan(), the_about=about(metric_in_percent=False))
-    assert "the shared model is 0.1000 +- 0.0200 better than training alone (two" in raw.sentence
+    assert "more validation samples against training alone than it loses, by 10.0 +- 2.0% of" in raw.sentence
+
+
+def test_the_gain_of_an_own_metric_is_told_in_samples_won(tmp_path: Path) -> None:
+    """The test of an own metric knows which model is better on a sample, not by how much."""
+    raw, app = about(metric_in_percent=False), about(metric_in_percent=False, task=FROM_FLOWER)
+    own = said(tmp_path / "own", helps(), the_plan=gain_plan(), the_about=raw).sentence
+    words = "the shared model wins more validation samples against training alone than it loses, by 10.0 +- 2.0%"
+    assert f"{words} of the samples {BASIS}" in own
+    lost = said(tmp_path / "lost", hurts(), the_plan=gain_plan(), the_about=raw).sentence
+    words = "the shared model loses more validation samples against training alone than it wins, by 12.0 +- 2.0%"
+    assert words in lost
+    none = {"clearly_harmed": None, "clearly_better": None}
+    means = [one | {"scores": one["scores"] | none} if one["scores"] else one for one in helps()]
+    wrapped = said(tmp_path / "app", means, the_plan=gain_plan(), the_about=app).sentence
+    assert "better than training alone (0.1000 +- 0.0200, the difference of the scores over the sum of" in wrapped
+    f1 = gain_plan(scoring={"metric": "macro_f1"})  # its gain on single samples is one of hits
+    assert "is 10.0 +- 2.0 points more accurate than" in said(tmp_path / "f1", helps(), the_plan=f1).sentence
+
+
+def test_a_good_test_with_bad_scores_is_not_green(tmp_path: Path) -> None:
+    lines = helps()
+    lines[-1]["scores"] = scores([0.1, 0.05, -0.9])  # better on more clients, worse on average: -25 points
+    for name, reason in (("percent", "have trained on the validation data too"), ("own", "also by how much")):
+        raw = about(metric_in_percent=name == "percent")
+        found = said(tmp_path / name, lines, the_plan=gain_plan(), the_about=raw)
+        assert (found.tone, found.headline) == ("unknown", "Test and scores disagree")
+        assert "Federation helps since round 5" in found.sentence
+        assert reason in found.sentence
+
+
+def test_a_gain_over_private_models_that_have_not_learned_is_not_green(tmp_path: Path) -> None:
+    """By hand: private models are right on half of the samples, as is naming the most frequent label."""
+    lines = helps()
+    lines[-1]["scores"] = scores([0.1, 0.1, 0.1])
+    for one in lines[-1]["scores"]["clients"]:
+        one["private"] = 0.5
+    clients = [{**one, "constant": 0.5} for one in about()["clients"]]
+    given = gain_plan(scoring={"metric": "accuracy"})
+    found = said(tmp_path, lines, the_plan=given, the_about=about() | {"clients": clients})
+    assert (found.tone, found.headline) == ("unknown", "Private models too weak")
+    assert "a gain over them says little" in found.sentence
+
+
+def test_after_an_early_stop_the_scores_are_those_of_the_models_that_are_kept(tmp_path: Path) -> None:
+    lines = [
+        line(1, scores=scores([0.1, 0.1])),
+        line(2, scores=scores([0.3, 0.1])),
+        line(3, scores=scores([-0.1, 0.0])),
+    ]
+    stop = {"best_round": 2, "validation_score": 0.8, "stopped_at": 3, "words": "stopped in round 3"}
+    run = read_run(write_run(tmp_path, lines, the_summary=summary(lines, early_stop=stop)))
+    assert "on test data in round 2 the clients are 20.0 points more accurate" in verdict(run).sentence
+    assert [row["beta"] for row in score_table(run).to_dict("records")] == [0.3, 0.1]
+    assert run_verdict(run).round == 2
 
 
 def shown(folder: Path, lines: list[dict[str, Any]], **options: Any) -> dict[str, dict[str, Fact]]:

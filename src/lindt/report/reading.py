@@ -56,6 +56,7 @@ class Run:
     said: tuple[str, ...]  # notes: what could not be read, refused claims of nodes, private models that did not learn
     anew: int = 0  # how often earlier rounds changed while the run was followed
     excluded: dict[int, str] = field(default_factory=dict)  # clients left out of every gain, with the reason
+    weak: str | None = None  # one of `said`: why a gain over these private models says little
 
     @property
     def name(self) -> str:
@@ -79,6 +80,13 @@ class Run:
     @property
     def scored(self) -> list[dict[str, Any]]:
         return [line for line in self.rounds if line.get("scores")]
+
+    @property
+    def final(self) -> dict[str, Any] | None:
+        """The scored round whose models the run has: the last, or the best after an early stop; None before that."""
+        stop = (self.summary or {}).get("early_stop")
+        found = [line for line in self.scored if stop is None or line["round"] == stop["best_round"]]
+        return found[-1] if found else None
 
 
 @final
@@ -119,7 +127,8 @@ class Reader:
         said += self._passed_over(state)
         said += refused_claims(self.folder)
         rounds = self._without_excluded(about, plan)
-        said += weak_baseline(about, plan, rounds)
+        weak = weak_baseline(about, plan, rounds)
+        said += [] if weak is None else [weak]
         return Run(
             self.folder,
             state,
@@ -132,6 +141,7 @@ class Reader:
             tuple(said),
             self.rounds.anew + self.changes,
             self.excluded,
+            weak,
         )
 
     def _without_excluded(self, about: dict[str, Any], plan: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -180,17 +190,15 @@ def refused_claims(folder: Path) -> Iterator[str]:
 ONE_LABEL: Final = 0.9  # from this share of one label on, a model that has learned can hardly be better
 
 
-def weak_baseline(
-    about: Mapping[str, Any], plan: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
+def weak_baseline(about: Mapping[str, Any], plan: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> str | None:
     """A sentence where private models are not better than one constant label, by two standard errors.
 
     That happens if the rate is too small or too large for training alone, or with too few epochs. Only for accuracy,
-    and for clients whose test samples have several labels.
+    and for clients whose test samples have several labels. None where they are better, or that is not known.
     """
     scored = [line["scores"] for line in rounds if line.get("scores")]
     if not scored or word_at(plan, "scoring", "metric") != "accuracy":
-        return
+        return None
     constant = {one["client"]: number_at(one, "constant") for one in about["clients"]}
     found = [
         (one["samples"], one["private"], share)
@@ -199,15 +207,16 @@ def weak_baseline(
     ]
     samples = sum(n for n, _, _ in found)
     if samples <= 0 or not all(0 <= part <= 1 for one in found for part in one[1:]):
-        return
+        return None
     alone, guess = (sum(one[0] * one[place] for one in found) / samples for place in (1, 2))
     error = math.sqrt((alone * (1 - alone) + guess * (1 - guess)) / samples)
-    if alone - guess <= 2 * error:
-        yield (
-            f"private models are right on {alone:.1%} of the test samples, and always naming a client's most frequent "
-            f"label would be right on {guess:.1%}: they are not clearly better, and a gain over them says little; "
-            "change training.rate, or train them longer (alone.epochs)"
-        )
+    if alone - guess > 2 * error:
+        return None
+    return (
+        f"private models are right on {alone:.1%} of the test samples, and always naming a client's most frequent "
+        f"label would be right on {guess:.1%}: they are not clearly better, and a gain over them says little; "
+        "change training.rate, or train them longer (alone.epochs)"
+    )
 
 
 def read_run(folder: Path) -> Run:

@@ -56,7 +56,7 @@ class RunVerdict:
     # The clients by the paired test; None where there is no score per sample, which the test needs.
     clearly_better: tuple[int, ...] | None
     clearly_worse: tuple[int, ...] | None
-    warnings: tuple[str, ...]  # of the checks before training
+    warnings: tuple[str, ...]  # of the checks before training, and of private models that have not learned
 
     def __str__(self) -> str:
         return self.sentence
@@ -92,13 +92,13 @@ def run_verdict(run: Run) -> RunVerdict:
         worse=sum(beta < 0 for beta in betas) if betas else None,
         clearly_better=None if clear is None else tuple(one["client"] for one in clear if one["beta"] > 0),
         clearly_worse=None if clear is None else tuple(one["client"] for one in clear if one["beta"] < 0),
-        warnings=tuple(run.warnings),
+        warnings=(*run.warnings, *([] if run.weak is None else [run.weak])),
     )
 
 
 def _gains(run: Run) -> list[Mapping[str, Any]]:
     """The clients of the last scored round whose gain is known."""
-    last = run.scored[-1]["scores"]["clients"] if run.scored else []
+    last = run.final["scores"]["clients"] if run.final else []
     return [one for one in last if one.get("beta") is not None]
 
 
@@ -188,7 +188,7 @@ def _cell(value: Any) -> str:
 
 def score_table(run: Run) -> Table:
     """One row a client of the last scored round, with the columns of `lindt table --per client`."""
-    last = run.scored[-1]["round"] if run.scored else None
+    last = run.final["round"] if run.final else None
     return _table([row for row in client_rows(run) if row["round"] == last], CLIENT_COLUMNS)
 
 
@@ -229,7 +229,7 @@ def results_html(run: Run) -> str:
 
 
 def _score_html(run: Run) -> str:
-    last = run.scored[-1]["round"] if run.scored else None
+    last = run.final["round"] if run.final else None
     rows = [row for row in client_rows(run) if row["round"] == last]
     if not rows:
         return ""

@@ -96,8 +96,9 @@ def detections(rounds: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def gain_summary(run: Run) -> GainSummary | None:
-    """The gains in the last scored round. A mean over several rounds could include rounds before recovery."""
-    return _standing(run.scored[-1]) if run.scored else None
+    """The gains in the scored round whose models the run has. A mean over several rounds could include rounds before
+    recovery."""
+    return _standing(run.final) if run.final else None
 
 
 def _standing(line: Mapping[str, Any]) -> GainSummary:
@@ -179,7 +180,8 @@ def gain_words(decision: Decision, percent: bool) -> str:
         return (
             "no client has reported its gain yet" if decision["state"] == "too early" else "no client reports its gain"
         )
-    return f"gain on validation data {interval(decision, percent)} ({_basis(decision)})"
+    what = "gain on validation data" if percent else "validation samples won less those lost, as a share,"
+    return f"{what} {interval(decision, percent)} ({_basis(decision)})"
 
 
 def _basis(decision: Decision) -> str:
@@ -192,9 +194,42 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def compared(gain: float, run: Run, error: float | None = None, other: str = "training alone") -> str:
-    """`12.0 +- 2.0 points less accurate than training alone`; `better` or `worse` for metrics other than accuracy."""
-    accuracy = run.percent and word_at(run.plan, "scoring", "metric") in ("", "accuracy")
+def gain_by_test(decision: Decision, run: Run, other: str = "training alone") -> str:
+    """What a test has found, after its subject: `is 12.0 +- 2.0 points less accurate than training alone`.
+
+    The test takes a number from each client that lies in [-1, 1]. For an accuracy and for macro F1 that is the
+    difference of the hits. For an own metric it is the share of samples won less the share lost, which says nothing of
+    how much better a sample's value is, and for an app with one score of its evaluation a relative difference.
+    """
+    gain, error = decision["gain"], decision.get("error")
+    if run.percent:
+        return f"is {compared(gain, run, error, other, hits=True)}"
+    relative = _one_score(run)
+    factor, digits = (1, 4) if relative else (100, 1)
+    size = f"{abs(factor * gain):.{digits}f}"
+    both = "" if error is None else f" +- {factor * 2 * error:.{digits}f}"
+    if relative:
+        sign = "as good as" if float(size) == 0 else "better than" if gain > 0 else "worse than"
+        return f"is {sign} {other} ({size}{both}, the difference of the scores over the sum of their sizes)"
+    won, lost = ("loses", "wins") if gain < 0 else ("wins", "loses")
+    return f"{won} more validation samples against {other} than it {lost}, by {size}{both}% of the samples"
+
+
+def _one_score(run: Run) -> bool:
+    """Whether a client has one score for all of its evaluation data, as in a wrapped Flower app."""
+    now = gain_summary(run)
+    return run.about.get("task") == FROM_FLOWER and (now is None or now.clearly_harmed is None)
+
+
+def compared(
+    gain: float, run: Run, error: float | None = None, other: str = "training alone", *, hits: bool = False
+) -> str:
+    """`12.0 +- 2.0 points less accurate than training alone`; `better` or `worse` for metrics other than accuracy.
+
+    `hits`: the gain is that of the hits on single samples, as in the test, also where the metric is macro F1.
+    """
+    names = ("", "accuracy", "macro_f1") if hits else ("", "accuracy")
+    accuracy = run.percent and word_at(run.plan, "scoring", "metric") in names
     more, less, same = ("more accurate", "less accurate", "accurate") if accuracy else ("better", "worse", "good")
     unit, size = " points" if run.percent else "", points(abs(gain), run.percent)
     both = "" if error is None else f"+- {points(2 * error, run.percent)}"
@@ -296,7 +331,29 @@ def _tested(run: Run, detection: Detection) -> Verdict:
     words = _on_shared_model(run, decision, alone=recovering)
     if recovering and recovered in ("helps", "hurts"):
         words = f"{_on_recovery(run, detection['recovered'])}; {words[0].lower()}{words[1:]}"
-    return Verdict(tone, headline, f"{words}{warned}{_recovery(run, detection)}{_on_test_data(run)}")
+    tone, headline, doubt = _doubted(run, tone, headline)
+    return Verdict(tone, headline, f"{words}{warned}{_recovery(run, detection)}{_on_test_data(run)}{doubt}")
+
+
+def _doubted(run: Run, tone: Tone, headline: str) -> tuple[Tone, str, str]:
+    """Tone and headline, and a reason where a good result of the test is doubtful: it is then not shown as good."""
+    now = gain_summary(run)
+    if tone not in ("helps", "mended"):
+        return tone, headline, ""
+    if now is not None and now.beta is not None and float(points(now.beta, run.percent)) < 0:
+        return "unknown", "Test and scores disagree", f"; {_why_they_disagree(run)}"
+    if run.weak is not None:
+        return "unknown", "Private models too weak", f"; {run.weak}"
+    return tone, headline, ""
+
+
+def _why_they_disagree(run: Run) -> str:
+    if not run.percent:
+        return "the two disagree: the test counts on how many samples a model is better, the score also by how much"
+    return (
+        "the two disagree: the private models of the scores have trained on the validation data too, those of the test "
+        "have not; more test samples would tell"
+    )
 
 
 def _on_shared_model(run: Run, decision: Decision, alone: bool) -> str:
@@ -306,7 +363,7 @@ def _on_shared_model(run: Run, decision: Decision, alone: bool) -> str:
     if gain is None:
         found = "no client has reported its gain yet" if state == "too early" else "no client reports its gain"
     else:
-        found = f"{it} is {compared(gain, run, decision.get('error'))} ({_basis(decision)})"
+        found = f"{it} {gain_by_test(decision, run)} ({_basis(decision)})"
     if state == "too early":
         return f"Too early to say whether {subject} helps: {found}{_until_the_test(run)}"
     if state == "undecided":
@@ -331,8 +388,8 @@ def _until_the_test(run: Run) -> str:
 
 def _on_recovery(run: Run, decision: Decision) -> str:
     """The test's result for the models that clients predict with in recovery, against training alone."""
-    found = f" {compared(decision['gain'], run, decision.get('error'))}" if decision.get("gain") is not None else ""
-    shown = f": what the clients predict with is{found} ({_basis(decision)})" if found else ""
+    found = gain_by_test(decision, run) if decision.get("gain") is not None else ""
+    shown = f": what the clients predict with {found} ({_basis(decision)})" if found else ""
     return f"Recovery {decision['state']}{_since(decision)}{level(run.plan)}{shown}"
 
 
@@ -354,13 +411,14 @@ def _recovery(run: Run, detection: Detection) -> str:
         begun = line["round"]
     told = _state(detection.get("recovered")) in ("helps", "hurts")  # the sentence begins with that effect
     effects = [
-        f"{compared(found['gain'], run, found.get('error'), other)} ({_shown(found)})"
+        f"{gain_by_test(found, run, other)} ({_shown(found)})"
         for name, other in (("recovery", "the shared model"), ("recovered", "training alone"))
         if (found := detection.get(name)) and found.get("gain") is not None and not (told and name == "recovered")
     ]
     if not effects:
         return f"; recovery on since round {begun}{'' if told else ', its effect is not tested yet'}"
-    return f"; recovery on since round {begun}: what the clients predict with is {' and '.join(effects)}"
+    effects[1:] = [effect.removeprefix("is ") if effects[0].startswith("is ") else effect for effect in effects[1:]]
+    return f"; recovery on since round {begun}: what the clients predict with {' and '.join(effects)}"
 
 
 def _shown(decision: Decision) -> str:
@@ -478,7 +536,8 @@ def _facts_of_reports(run: Run, detection: Detection) -> FactGroup:
             on = "not tested yet" if run.rounds[-1]["flag"] else "recovery is off"
             found.append(_decided(title, known, run) if known else Fact(title, "-", on))
     basis = f" ({_basis(decision)})" if decision.get("gain") is not None else ""
-    return FactGroup(f"By the clients' reports{basis}", tuple(found))
+    what = "" if run.percent or _one_score(run) else ", samples won less samples lost as a share"
+    return FactGroup(f"By the clients' reports{what}{basis}", tuple(found))
 
 
 def _decided(name: str, decision: Decision, run: Run) -> Fact:

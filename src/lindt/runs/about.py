@@ -126,14 +126,15 @@ def summarise_run(
     """summary.json: means over the last scored rounds, as the paper reports them, and the verdicts."""
     clients, metric = len(problem.data), problem.metric_for(plan)
     weights = client_weights(to_dict(plan), about["clients"])
-    found = summarise_rounds(lines, plan.scoring.last, metric.percent, about["clients"], weights)
+    stopped = early_stop(plan, lines)
+    kept = None if stopped is None else stopped["best_round"]
+    found = summarise_rounds(lines, plan.scoring.last, metric.percent, about["clients"], weights, kept)
     if not isinstance(plan.method.recovery, OnDetection):
         found["detected_at"] = None
     checks = about.get("checks")
     told = {} if checks is None else {"checks": {name: checks[name] for name in ("made", "warnings")}}
     cost = prediction_cost(plan, problem)
     guarded = {} if cost is None else {"prediction": cost}
-    stopped = early_stop(plan, lines)
     told |= {} if stopped is None else {"early_stop": stopped}
     return found | told | guarded | {"privacy": privacy_budget(plan, clients, lines, buffers, about)}
 

@@ -71,10 +71,15 @@ def summarise_rounds(
     percent: bool,
     clients: Sequence[Mapping[str, Any]],
     weights: Mapping[int, float] | None = None,
+    kept_round: int | None = None,
 ) -> dict[str, Any]:
-    """The part of the summary that follows from rounds.jsonl; `clients` are those of run.json, `weights` alpha_i."""
+    """The part of the summary that follows from rounds.jsonl; `clients` are those of run.json, `weights` alpha_i.
+
+    `kept_round`: the round whose models the run keeps, after an early stop. The means end with it.
+    """
     excluded = excluded_clients(lines, clients).keys()
-    kept = [without_clients(line["scores"], excluded, weights) for line in lines if line["scores"]]
+    until = lines if kept_round is None else [line for line in lines if line["round"] <= kept_round]
+    kept = [without_clients(line["scores"], excluded, weights) for line in until if line["scores"]]
     scored = [scores for scores in kept if scores]
     last = scored[-last_scored:]
     end = last[-1] if last else {"clients": ()}  # no client answered when it was asked to evaluate
