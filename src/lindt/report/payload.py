@@ -19,7 +19,7 @@ from lindt.report.reading import (
     whole_at,
     word_at,
 )
-from lindt.report.verdict import facts, verdict
+from lindt.report.verdict import compared_by_test, facts, verdict
 from lindt.runs.schema import (
     DIVERGENCE,
     NUMBER,
@@ -69,6 +69,7 @@ def whole_run(run: Run, id: str, spent: PrivacySpent) -> dict[str, Any]:
         "planned": run.planned,
         "percent": run.percent,
         "metric": _metric(run),
+        "gains": compared_by_test(run),
         "rule": asdict(rule) if rule else None,
         "test": asdict(test) if test else None,
         "adapts": adapts(run.plan),

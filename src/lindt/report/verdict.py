@@ -201,24 +201,29 @@ def gain_by_test(decision: Decision, run: Run, other: str = "training alone") ->
     difference of the hits. For an own metric it is the share of samples won less the share lost, which says nothing of
     how much better a sample's value is, and for an app with one score of its evaluation a relative difference.
     """
-    gain, error = decision["gain"], decision.get("error")
-    if run.percent:
+    gain, error, what = decision["gain"], decision.get("error"), compared_by_test(run)
+    if what == "hits":
         return f"is {compared(gain, run, error, other, hits=True)}"
-    relative = _one_score(run)
-    factor, digits = (1, 4) if relative else (100, 1)
+    factor, digits = (1, 4) if what == "relative" else (100, 1)
     size = f"{abs(factor * gain):.{digits}f}"
     both = "" if error is None else f" +- {factor * 2 * error:.{digits}f}"
-    if relative:
+    if what == "relative":
         sign = "as good as" if float(size) == 0 else "better than" if gain > 0 else "worse than"
         return f"is {sign} {other} ({size}{both}, the difference of the scores over the sum of their sizes)"
     won, lost = ("loses", "wins") if gain < 0 else ("wins", "loses")
     return f"{won} more validation samples against {other} than it {lost}, by {size}{both}% of the samples"
 
 
-def _one_score(run: Run) -> bool:
-    """Whether a client has one score for all of its evaluation data, as in a wrapped Flower app."""
+def compared_by_test(run: Run) -> Literal["hits", "samples", "relative"]:
+    """What the test compares: hits on single samples, samples won and lost, or one score for all evaluation data.
+
+    The last is that of a wrapped Flower app without an accuracy.
+    """
+    if run.percent:
+        return "hits"
     now = gain_summary(run)
-    return run.about.get("task") == FROM_FLOWER and (now is None or now.clearly_harmed is None)
+    wrapped = run.about.get("task") == FROM_FLOWER and (now is None or now.clearly_harmed is None)
+    return "relative" if wrapped else "samples"
 
 
 def compared(
@@ -536,7 +541,7 @@ def _facts_of_reports(run: Run, detection: Detection) -> FactGroup:
             on = "not tested yet" if run.rounds[-1]["flag"] else "recovery is off"
             found.append(_decided(title, known, run) if known else Fact(title, "-", on))
     basis = f" ({_basis(decision)})" if decision.get("gain") is not None else ""
-    what = "" if run.percent or _one_score(run) else ", samples won less samples lost as a share"
+    what = ", samples won less samples lost as a share" if compared_by_test(run) == "samples" else ""
     return FactGroup(f"By the clients' reports{what}{basis}", tuple(found))
 
 

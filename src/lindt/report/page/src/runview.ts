@@ -28,7 +28,7 @@ export function runView(): View {
   const verdict = el("section", { class: "verdict", "aria-live": "polite" });
   const tested = lineChart(VIEW, "Gain on validation data over rounds, with two standard errors", 220);
   const testedEvents = el("ol", { class: "events" });
-  const evidence = block("Gain on validation data", "Clients report this in each round that they take part in: the score of the shared model on samples that were not trained on, less the score of the model that the client trained alone. The band is two standard errors above and below. The verdict is a test of these reports.", tested.node, testedEvents);
+  const evidence = block("Gain on validation data", "Clients report this in each round that they take part in: the score of the shared model on samples that were not trained on, less the score of the model that the client trained alone; with an own metric the share of the samples on which it is better, less the share on which it is worse. The band is two standard errors above and below. The verdict is a test of these reports.", tested.node, testedEvents);
   const deltas = lineChart(VIEW, "Delta against epsilon over rounds");
   const counts = lineChart(VIEW, "Rounds above epsilon so far, against r\u2032", 130);
   const events = el("ol", { class: "events" });

@@ -43,7 +43,7 @@ function tested(run: Run, line: Round, before: Detection | null): Happening[] {
   for (const [name, against] of [["recovery", "the shared model"], ["recovered", "training alone"]] as const) {
     const effect = now[name];
     if (!effect || effect.state === before?.[name]?.state || (effect.state !== "helps" && effect.state !== "hurts")) continue;
-    add("effect", `recovery ${effect.state}: what the clients predict with is ${compared(effect, run, against)}`);
+    add("effect", `recovery ${effect.state}: what the clients predict with ${compared(effect, run, against)}`);
   }
   return found;
 }
@@ -61,15 +61,26 @@ export function level(run: Run): string {
 
 function gainWords(decision: Decision, run: Run): string {
   if (decision.gain === null) return "no client reports its gain";
-  return `the shared model is ${compared(decision, run, "training alone")}, on ${count(decision.samples, "validation sample")} of ${count(decision.clients, "client")}`;
+  return `the shared model ${compared(decision, run, "training alone")}, on ${count(decision.samples, "validation sample")} of ${count(decision.clients, "client")}`;
 }
 
-/** In words: 12.0 \u00b1 2.0 points less accurate than training alone. */
+/** What a test has found, as in the verdict's sentence: is 12.0 \u00b1 2.0 points less accurate than training alone. */
 function compared(decision: Decision, run: Run, other: string): string {
-  const [more, less, same] = run.metric === "accuracy" ? ["more accurate", "less accurate", "accurate"] : ["better", "worse", "good"];
   const value = decision.gain ?? 0;
-  const size = interval({ ...decision, gain: Math.abs(value) }, run.percent).replace("+", "");
-  return Number(score(Math.abs(value), run.percent)) === 0 ? `as ${same} as ${other}` : `${size} ${value > 0 ? more : less} than ${other}`;
+  if (run.gains === "samples") {
+    const [won, lost] = value < 0 ? ["loses", "wins"] : ["wins", "loses"];
+    return `${won} more validation samples against ${other} than it ${lost}, by ${size(decision, true)}% of the samples`;
+  }
+  const [more, less, same] = run.gains === "hits" ? ["more accurate", "less accurate", "accurate"] : ["better", "worse", "good"];
+  if (Number(score(Math.abs(value), run.percent)) === 0) return `is as ${same} as ${other}`;
+  const word = `${value > 0 ? more : less} than ${other}`;
+  if (run.gains === "relative") return `is ${word} (${size(decision, false)}, the difference of the scores over the sum of their sizes)`;
+  return `is ${size(decision, true)} points ${word}`;
+}
+
+function size(decision: Decision, percent: boolean): string {
+  const both = decision.error === null ? "" : `\u00a0\u00b1\u00a0${score(2 * decision.error, percent)}`;
+  return score(Math.abs(decision.gain ?? 0), percent) + both;
 }
 
 /** A gain, plus and minus two standard errors. */

@@ -60,6 +60,7 @@ export interface Run extends Progress {
   planned: number | null;
   percent: boolean;
   metric: string;
+  gains: "hits" | "samples" | "relative"; // what the test compares: hits on samples, samples won less lost, scores
   rule: Rule | null;
   test: GainTest | null;
   adapts: boolean;
