@@ -23,7 +23,9 @@ MOST_NOISE: Final = 1e6
 class Paired:
     """Two predictors on the same samples: the mean and the mean square of the difference d of each sample.
 
-    d lies in [-1, 1]: the difference of a metric that lies in [0, 1], else the sign of the difference.
+    d lies in [-1, 1]: the difference of a metric that lies in [0, 1], else the sign of the difference. So the mean
+    square lies between the square of the mean and 1; it is not the variance. `Detector.observe` refuses other pairs. In
+    a report from the network the mean is clipped to [-1, 1] and the mean square to its bounds.
 
     Examples:
         Five samples: on one of them only the first predictor is right, on the others both agree.

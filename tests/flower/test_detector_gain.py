@@ -255,6 +255,15 @@ class TestLiars:
         kept = detector.found.reports[numbers_of(detector, grid)[0]][1]
         assert (kept.private, kept.equal_age) == (Paired(-1.0, 1.0), Paired(-1.0, 1.0))
 
+    def test_a_mean_square_that_cannot_be_is_the_smallest_possible(self) -> None:
+        """The same numbers as of a client whose differences are all -0.3; the server goes on."""
+        liar = GainReport(20, Paired(-0.3, 0.01), Paired(0.2, -5.0))
+        detector = NFLDetector(FedAvg(), detection=Summing())
+        _, grid = start(detector, reporting(lambda i, r, on: liar if i == 0 else report(0.5)), rounds=1)
+        assert detector.found is not None
+        kept = detector.found.reports[numbers_of(detector, grid)[0]][1]
+        assert (kept.private, kept.equal_age) == (Paired(-0.3, 0.3 * 0.3), Paired(0.2, 0.2 * 0.2))
+
     @pytest.mark.parametrize(
         "written",
         [

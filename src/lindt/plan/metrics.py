@@ -116,6 +116,36 @@ class MeanOf:
         return float(tally[0] / tally[1])
 
 
+def as_metric(given: Metric | Callable[[Tensor, Tensor], Tensor]) -> Metric:
+    """A user's `metric=` as a Metric: a function of outputs and targets is wrapped."""
+    if isinstance(given, Metric):
+        return given
+    if not callable(given):
+        raise UserError(f"metric: it is of type {type(given).__name__}; {OWN_METRIC}")
+    return MeanOf(given)
+
+
+def require_classes(metric: Metric, owner: str, outputs: Tensor, y: Tensor) -> None:
+    """Check the targets of Accuracy and MacroF1. They compare the largest output with a class; others would score 0."""
+    if not isinstance(metric, Accuracy | MacroF1):
+        return
+    name = type(metric).__name__
+    one_hot = y.shape == outputs.shape and y.dim() == 2 and y.shape[1] > 1
+    if one_hot and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
+        raise UserError(f"{owner}: its targets are one-hot, and {name} compares classes; give y.argmax(1)")
+    if y.is_floating_point():
+        raise UserError(f"{owner}: its targets are floats, and {name} compares classes; {OWN_METRIC}")
+    if y.dim() == outputs.dim() == 2 and y.shape[1] == 1 < outputs.shape[1]:
+        raise UserError(
+            f"{owner}: its targets have shape {tuple(y.shape)}, and {name} compares classes; give y.squeeze(1)"
+        )
+    if outputs.dim() < 2 or outputs.shape[-1] == 1:
+        raise UserError(
+            f"{owner}: the model has one output per sample, and {name} compares the outputs of classes; give the model "
+            f"one output per class, or {OWN_METRIC}"
+        )
+
+
 def sample_values(metric: Metric, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
     """The metric of each sample; the mean where a sample has several predictions. NaN counts as the lowest value."""
     values_n = metric.per_sample(outputs_nC, y_n).double().reshape(len(y_n), -1).mean(1)

@@ -31,11 +31,12 @@ from lindt.data.partition import Roles
 from lindt.data.sources import SOURCES, Crowd, Pools
 from lindt.errors import PlanError, UserError, in_short, require_type
 from lindt.plan.metrics import METRICS as METRICS
-from lindt.plan.metrics import OWN_METRIC as OWN_METRIC
 from lindt.plan.metrics import Accuracy as Accuracy
 from lindt.plan.metrics import MacroF1 as MacroF1
 from lindt.plan.metrics import MeanOf as MeanOf
+from lindt.plan.metrics import as_metric as as_metric
 from lindt.plan.metrics import paired as paired
+from lindt.plan.metrics import require_classes as require_classes
 from lindt.plan.metrics import sample_values as sample_values
 from lindt.plan.plan import Data, Plan, Training, reporting_clients
 from lindt.protocols import ChoosesOnValidation, Examples, Loss, Metric, Optimizer, Schedule, has_several
@@ -160,8 +161,8 @@ class Problem:
                 f"metric: it is a text, {in_short(self.metric)}; set a metric by name in the plan, "
                 f'overrides={{"scoring.metric": ...}} with one of {", ".join(METRICS)}'
             )
-        if not (self.metric is None or callable(self.metric) or isinstance(self.metric, Metric)):
-            raise UserError(f"metric: it is of type {type(self.metric).__name__}; {OWN_METRIC}")
+        if self.metric is not None:
+            as_metric(self.metric)
 
     def _check_training(self) -> None:
         if isinstance(self.optimizer, torch.optim.Optimizer) or not (
@@ -194,7 +195,7 @@ class Problem:
     def metric_for(self, plan: Plan) -> Metric:
         if self.metric is None:
             return METRICS[plan.scoring.metric]
-        return self.metric if isinstance(self.metric, Metric) else MeanOf(self.metric)
+        return as_metric(self.metric)
 
 
 def steps_differ(plan: Plan, problem: Problem) -> bool:

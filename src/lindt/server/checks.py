@@ -18,12 +18,12 @@ from lindt.client.training import FEW, name_of, training_step
 from lindt.errors import PlanError, UserError, one_line
 from lindt.plan.plan import Method, Plan, counted_clients, scored_clients
 from lindt.plan.problem import (
-    OWN_METRIC,
     Accuracy,
     MacroF1,
     MeanOf,
     Problem,
     backdoor_of,
+    require_classes,
     split_validation,
     steps_differ,
 )
@@ -236,7 +236,7 @@ def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, owner: 
         outputs: Tensor = model(x)
     if not isinstance(outputs, Tensor):
         raise UserError(f"{owner}: the model returns an object of type {type(outputs).__name__}; return one tensor")
-    _check_metric(metric, owner, outputs, y)
+    require_classes(metric, owner, outputs, y)
     shapes = f"outputs of shape {_shape(outputs)} and targets of shape {_shape(y)}"
     with _users_code(f"{owner}: its labels cannot be read"):
         labels = data.labels
@@ -293,25 +293,6 @@ def _input_hint(problem: Problem, x: Tensor, error: Exception) -> str:
 def _shape(value: Tensor) -> str:
     """A shape as text, such as (2, 3); the shape of each where there are several inputs."""
     return " and ".join(str(tuple(one.shape)) for one in tensors_of(value))
-
-
-def _check_metric(metric: Metric, owner: str, outputs: Tensor, y: Tensor) -> None:
-    """Check the targets of Accuracy and MacroF1. They compare the largest output with a class; others would score 0."""
-    if not isinstance(metric, Accuracy | MacroF1):
-        return
-    name = type(metric).__name__
-    one_hot = y.shape == outputs.shape and y.dim() == 2 and y.shape[1] > 1
-    if one_hot and bool(((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all()):
-        raise UserError(f"{owner}: its targets are one-hot, and {name} compares classes; give y.argmax(1)")
-    if y.is_floating_point():
-        raise UserError(f"{owner}: its targets are floats, and {name} compares classes; {OWN_METRIC}")
-    if y.dim() == outputs.dim() == 2 and y.shape[1] == 1 < outputs.shape[1]:
-        raise UserError(f"{owner}: its targets have shape {_shape(y)}, and {name} compares classes; give y.squeeze(1)")
-    if outputs.dim() < 2 or outputs.shape[-1] == 1:
-        raise UserError(
-            f"{owner}: the model has one output per sample, and {name} compares the outputs of classes; give the model "
-            f"one output per class, or {OWN_METRIC}"
-        )
 
 
 def _check_labels(owner: str, y: Tensor, outputs: Tensor, metric: Metric | None = None, least: int = 0) -> None:

@@ -220,7 +220,10 @@ def asked_reports(reports: Mapping[int, GainReport], panel: Set[int], *, recover
 
 
 def _clipped(pair: Paired) -> Paired:
-    """d lies in [-1, 1], so the mean square lies between the square of the mean and 1."""
+    """d lies in [-1, 1], so the mean square lies between the square of the mean and 1.
+
+    One below is raised to the square of the mean. A client gains nothing by it: it could have reported that number.
+    """
     mean = max(-1.0, min(1.0, pair.mean))
     return Paired(mean, max(mean * mean, min(1.0, pair.square)))
 

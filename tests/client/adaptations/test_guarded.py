@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -392,6 +394,90 @@ def test_a_regression_of_ones_own_mixes_outputs() -> None:
 class Squares(Loss):
     def per_sample(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
         return -(outputs_nC - y_n).square().flatten()
+
+
+X = torch.arange(8.0).reshape(8, 1)
+
+
+def says(*values: float) -> Says:
+    """One output per sample: the same for all 8, or one value for each."""
+    return Says(torch.tensor(values).reshape(-1, 1).expand(8, 1))
+
+
+def test_a_plain_function_is_a_metric_and_a_sample_counts_by_the_models_beaten() -> None:
+    """Targets 5; errors 1, 1 and 4. The equal ones beat one of two others and tie: 3/4 a sample. The last: 0.
+
+    So h is 6, 6 and 0 for 8 samples, at a strength of sqrt(2 ln 3 / 8).
+    """
+    models = {"low": says(4.0), "high": says(6.0), "far": says(9.0)}
+    predictor = GuardedPredictor(models, (X, torch.full((8, 1), 5.0)), metric=lambda out, y: -(out - y).abs()[:, 0])
+    odds = math.exp(6 * math.sqrt(2 * math.log(3) / 8))
+    share = odds / (2 * odds + 1)
+    assert predictor.weights == pytest.approx({"low": share, "high": share, "far": 1 - 2 * share})
+    with torch.no_grad():
+        assert torch.allclose(predictor(X), torch.full((8, 1), 10 * share + 9 * (1 - 2 * share)))
+
+
+def test_one_large_error_does_not_decide() -> None:
+    """ "mostly" is nearer on 7 of 8 samples, and 100 off on one: 7 won and 1 lost, whatever the size of the errors."""
+    models = {"mostly": says(*[0.0] * 7, 100.0), "never": says(1.0)}
+    predictor = GuardedPredictor(models, (X, torch.zeros(8)), metric=lambda out, y: -(out[:, 0] - y).square())
+    odds = math.exp((7 - 1) * math.sqrt(2 * math.log(2) / 8))
+    assert predictor.weights["mostly"] == pytest.approx(odds / (odds + 1))
+
+
+def test_a_metric_with_bounds_counts_by_the_sum_of_its_values() -> None:
+    """1/4 against 3/4 on each of 8 samples: 2 against 6."""
+
+    class Share(Loss):
+        bounded = True
+
+        def per_sample(self, outputs_nC: Tensor, y_n: Tensor) -> Tensor:
+            return 1 - (outputs_nC[:, 0] - y_n).abs()
+
+    predictor = GuardedPredictor({"a": says(0.75), "b": says(0.25)}, (X, torch.zeros(8)), metric=Share())
+    odds = math.exp((6 - 2) * math.sqrt(2 * math.log(2) / 8))
+    assert predictor.weights["b"] == pytest.approx(odds / (odds + 1))
+
+
+REGRESSION = {"a": nn.Linear(1, 1), "b": nn.Linear(1, 1)}
+CLASSES = {"a": nn.Linear(1, 2), "b": nn.Linear(1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (([nn.Linear(1, 2)], (X, Y)), "models: it is of type list; give a dict of models by name, such as {"),
+        (({"a": torch.relu}, None), "models['a']: it is of type builtin_function_or_method; give an nn.Module"),
+        (({"a.b": nn.Linear(1, 2)}, None), """models: module name can't contain ".", got: a.b; give another name"""),
+        ((REGRESSION, (X[:0], Y[:0])), "validation: it has no samples; give held-out samples, or None for equal"),
+        ((CLASSES, (X, Y)), "the outputs of 'a' have shape (8, 2), those of 'b' (8, 3); give models with outputs of"),
+        ((REGRESSION, (X, X)), "validation: its targets are floats, and Accuracy compares classes; give metric=, a"),
+        ((REGRESSION, (X, X[:, 0])), "validation: its targets are floats, and Accuracy compares classes; give metric"),
+        ((REGRESSION, (X, Y)), "validation: the model has one output per sample, and Accuracy compares the outputs"),
+        ((REGRESSION, (X, X), "mse"), "metric: it is of type str; give metric=, a function of outputs and targets"),
+        ((REGRESSION, (X, X), lambda out, y: -(out - y).abs()), "returned shape (8, 1) for 8 samples; return one"),
+        ((REGRESSION, (X, X), lambda out, y: out[:, 3]), "metric: it does not take outputs of shape (8, 1) and target"),
+    ],
+)
+def test_a_users_mistake_is_one_sentence(given: tuple[Any, ...], complaint: str) -> None:
+    models, validation, *metric = given
+    with pytest.raises(UserError, match=re.escape(complaint)) as raised:
+        GuardedPredictor(models, validation, **dict(zip(["metric"], metric, strict=False)))
+    assert "\n" not in str(raised.value)
+
+
+def test_models_of_different_outputs_are_named_without_validation_data_too() -> None:
+    predictor = GuardedPredictor(CLASSES, None)
+    with pytest.raises(UserError, match=r"the outputs of 'a' have shape \(8, 2\), those of 'b' \(8, 3\)"):
+        predictor(X)
+    with pytest.raises(UserError, match="models: it is of type list; give a dict of models by name"):
+        predictor.refitted([*CLASSES.values()])  # type: ignore[arg-type]
+
+
+def test_a_module_dict_of_models_is_taken() -> None:
+    models = nn.ModuleDict({"w": Says(right(Y < 0)), "alone": Says(right(Y >= 0))})
+    assert GuardedPredictor(models, (X, Y)).refitted(models).weights["alone"] > 0.9  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", [{"models": {}}, {"combine": "vote"}, {"strength": -1.0}])

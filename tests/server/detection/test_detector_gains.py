@@ -120,6 +120,49 @@ class TestReports:
         heard_of = {i: report.private.mean for i, report in heard[0].reports.items()}
         assert heard_of == {0: -1.0, 3: 0.25, 4: 0.25, 5: 0.25}
 
+    @pytest.mark.parametrize(
+        ("pair", "complaint"),
+        [
+            (Paired(-0.3, 0.01), r"Paired\(-0.3, 0.01\) has a second number below mean \*\* 2 = 0.09; .* the variance"),
+            (Paired(0.0, -0.5), r"Paired\(0, -0.5\) has a second number below mean"),
+            (Paired(3.0, 9.0), r"Paired\(3, 9\) is not in \[-1, 1\]; .* as fractions, 0.05 for five points"),
+            (Paired(-1.1, 1.0), r"Paired\(-1.1, 1\) is not in \[-1, 1\]"),
+            (Paired(0.5, 1.1), r"Paired\(0.5, 1.1\) is not in \[-1, 1\]"),
+            (Paired("a", 1.0), r"Paired\(mean='a', square=1.0\) does not hold two numbers"),  # type: ignore[arg-type]
+        ],
+    )
+    def test_a_pair_of_no_differences_is_refused_and_the_round_is_not_counted(
+        self, pair: Paired, complaint: str
+    ) -> None:
+        """Three clients of mean -0.3 and variance 0.01 were "hurts" with an error of almost 0."""
+        detector, heard = listening()
+        with pytest.raises(UserError, match=rf"gains\['c'\]: {complaint}"):
+            detector.observe(gains={"a": 0.1, "c": pair}, samples=50)
+        assert (detector.round, heard) == (0, [])
+
+    def test_a_pair_at_its_bounds_is_taken_and_rounding_is_allowed(self) -> None:
+        detector, heard = listening()
+        d = torch.full((1000,), 0.3)  # all equal: the mean square is the square of the mean, in single precision
+        ends = [Paired(-1.0, 1.0), Paired(0.0, 0.0), Paired(-0.3, 0.09), Paired(1 + 1e-7, 1 + 1e-7)]
+        detector.observe(gains=[*ends, Paired(d.mean(), d.square().mean() * (1 - 1e-7))], samples=9)  # type: ignore[arg-type]
+        found = [report.private for report in heard[0].reports.values()]
+        assert found[:2] == ends[:2]
+        assert found[3] == Paired(1.0, 1.0)
+        assert (found[4].mean, found[4].square) == (pytest.approx(0.3), pytest.approx(0.09))
+
+    def test_what_a_client_may_have_sent_is_clipped_and_nan_in_a_pair_counts_for_nothing(self) -> None:
+        """A client that lies must not stop a server; a mean square that is too small becomes the smallest possible."""
+        detector, heard = listening()
+        liar = GainReport(9, Paired(-0.3, 0.01), Paired(3.0, 9.0))
+        detector.observe(gains={"a": liar, "b": Paired(math.nan, 0.1), "c": Paired(0.1, math.inf)}, samples=9)
+        assert heard[0].reports == {0: GainReport(9, Paired(-0.3, pytest.approx(0.09)), Paired(1.0, 1.0))}  # type: ignore[arg-type]
+
+    def test_noise_may_leave_the_bounds(self) -> None:
+        noisy = Detector(rounds=30, detection=Gain(noise=0.5))
+        noisy.observe(gains={"a": Paired(-1.7, 1.0)}, samples=50)
+        assert noisy.state is not None
+        assert noisy.state.reports[0][1].private == Paired(-1.0, 1.0)
+
     def test_a_round_without_reports_is_a_round(self) -> None:
         detector, heard = listening()
         assert detector.observe(gains=[]).round == 1

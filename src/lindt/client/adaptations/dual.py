@@ -12,11 +12,12 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Literal, final
+from itertools import pairwise, zip_longest
+from typing import Any, Final, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lindt.client.training import Initial, gradient_step, initial_private, norm_of
 from lindt.errors import PlanError, UserError, require, require_choice, require_type
@@ -25,6 +26,7 @@ from lindt.registry import register, register_method
 from lindt.weights import trainable
 
 Position = Literal["after", "before"]
+SAME: Final = "give two models of the same structure, such as copy.deepcopy(global_model)"
 
 
 @final
@@ -141,7 +143,8 @@ def intertwine(
         The dual model: `dual(x)` gives the outputs of both, `dual.joint_loss(loss, x, y)` trains both.
 
     Raises:
-        UserError: The models are the same object, or not of the same structure.
+        UserError: The models are the same object, or not of the same structure: the same modules in order, by name and
+            type, with weights and buffers of the same shapes. Settings such as a dropout rate may differ.
         PlanError: A point is not in the model, or the model has no points.
 
     Examples:
@@ -162,7 +165,10 @@ def intertwine(
     require_type("global_model", global_model, nn.Module, "give an nn.Module")
     require_type("local_model", local_model, nn.Module, "give an nn.Module")
     points = [points] if isinstance(points, str) else points  # one name, not its letters
-    return _join(global_model, local_model, points, scale, position)
+    dual = _join(global_model, local_model, points, scale, position)
+    # Not in `_join`: in lindt's own rounds v begins as a copy of w, and the check would cost time in each of them.
+    _require_one_structure(global_model, local_model)
+    return dual
 
 
 def _join(
@@ -196,15 +202,48 @@ def _join(
     )
     if not chosen:
         raise PlanError("points", names, "a model of one layer has no attach point; name points, or add a layer")
-    known, known_local = dict(global_model.named_modules()), dict(local_model.named_modules())
+    known = dict(global_model.named_modules())
     for name in chosen:
-        if name not in known or name not in known_local or not name:
+        if name not in known or not name:
             raise PlanError("points", name, f"no such submodule in the model; choose among {[n for n in known if n]}")
     # The output of a recurrent module is a sequence, with one score for each step.
     per: dict[str, Per] = {
         n: p or ("step" if isinstance(known[n], nn.RNNBase) else "sample") for n, p in chosen.items()
     }
     return Intertwined(global_model, local_model, per, scale)
+
+
+def _require_one_structure(global_model: nn.Module, local_model: nn.Module) -> None:
+    """UserError with the first difference: in names and types of the modules, then in shapes of weights and buffers.
+
+    Types are compared by name: in a notebook the cell with a model's class may have run again between the two models.
+    """
+    for theirs, ours in zip_longest(_modules(global_model), _modules(local_model)):
+        if theirs != ours:
+            raise UserError(f"local_model: it has {_in_words(ours)} where global_model has {_in_words(theirs)}; {SAME}")
+    shapes, own = _shapes(global_model), _shapes(local_model)
+    for name in shapes | own:
+        found, expected = own.get(name, "missing"), shapes.get(name, "missing")
+        if found != expected:
+            raise UserError(f"local_model: its {name!r} is {found}, in global_model {expected}; {SAME}")
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """Names and types in order. A module with two names counts twice, as where each name has a module of its own."""
+    return ((name, type(module).__qualname__) for name, module in model.named_modules(remove_duplicate=False))
+
+
+def _in_words(module: tuple[str, str] | None) -> str:
+    if module is None:
+        return "no further module"
+    name, kind = module
+    return f"module {name!r} of type {kind}" if name else f"the type {kind}"
+
+
+def _shapes(model: nn.Module) -> dict[str, str]:
+    """Of weights and kept buffers, in words. Other buffers are caches, whose size may depend on the last input."""
+    kept = ((name, part) for name, part in model.state_dict().items() if isinstance(part, Tensor))
+    return {name: "without a size yet" if is_lazy(part) else f"of shape {tuple(part.shape)}" for name, part in kept}
 
 
 def _named(point: str) -> tuple[str, Per | None]:

@@ -20,7 +20,7 @@ Legend: M models, n samples, C classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, final, get_args
 
@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from lindt.client.adaptations.fine_tune import FineTune
 from lindt.client.training import forward_all
 from lindt.data.examples import as_examples, stratified, subset
-from lindt.errors import PlanError, UserError, require, require_choice
-from lindt.plan.problem import Accuracy, sample_values, validation_samples
+from lindt.errors import PlanError, UserError, one_line, require, require_choice, require_type
+from lindt.plan.problem import Accuracy, as_metric, require_classes, sample_values, validation_samples
 from lindt.protocols import (
     Adaptation,
     ChecksModel,
@@ -45,10 +45,13 @@ from lindt.protocols import (
     private_names,
 )
 from lindt.registry import component, register, register_method
+from lindt.user_code import describe_error
 
 Combine = Literal["probabilities", "outputs", "pick"]
 Member = Literal["global", "adapted", "tuned", "private"]
 STRENGTHS: Final = "give a number up to 100; 0: by the number of validation samples"
+BY_NAME: Final = Mapping | nn.ModuleDict
+NAMED: Final = 'give a dict of models by name, such as {"global": w, "private": own}'
 SMALLEST: Final = 1e-30  # the least probability whose logarithm is taken
 
 
@@ -313,7 +316,9 @@ class GuardedPredictor(nn.Module):
         models: The models by name.
         validation: Samples that none of the models has trained on: tensors (x, y), or a data set; None for equal
             weights.
-        metric: A lindt Metric; by default accuracy.
+        metric: A function of outputs and targets with one number per sample, higher is better, or a lindt Metric; by
+            default accuracy. A regression needs one. A sample's score is then the share of the other models that the
+            model beats on it, so that one large error does not decide.
         combine: `probabilities` mixes the softmax of the outputs, `outputs` the outputs as they are, `pick` takes the
             best model alone. Where labels are not classes, `probabilities` mixes outputs.
         strength: How fast a model's weight grows with its score; 0: sqrt(2 ln M / n) for M models and n samples.
@@ -336,6 +341,20 @@ class GuardedPredictor(nn.Module):
         {'global': 0.005, 'private': 0.995}
         >>> predictor(x).argmax(1).eq(y).all().item()
         True
+
+        A regression: the first model is 3 too low on all samples, the second 1 too high.
+
+        >>> low, high = nn.Linear(1, 1), nn.Linear(1, 1)
+        >>> with torch.no_grad():
+        ...     _ = low.weight.fill_(2.0), low.bias.fill_(-3.0), high.weight.fill_(2.0), high.bias.fill_(1.0)
+        >>> x = torch.randn(20, 1)
+        >>> def closeness(outputs, targets):
+        ...     return -(outputs - targets).abs().squeeze(1)  # one number per sample, higher is better
+        >>> predictor = lindt.GuardedPredictor({"global": low, "private": high}, (x, 2 * x), metric=closeness)
+        >>> {name: round(weight, 3) for name, weight in predictor.weights.items()}
+        {'global': 0.005, 'private': 0.995}
+        >>> [round(value, 2) for value in (predictor(x) - 2 * x).flatten().tolist()[:2]]  # 1 less 4 * 0.005
+        [0.98, 0.98]
     """
 
     weights_M: Tensor
@@ -345,35 +364,53 @@ class GuardedPredictor(nn.Module):
         models: Mapping[str, nn.Module],
         validation: object | None,
         *,
-        metric: Metric | None = None,
+        metric: Metric | Callable[[Tensor, Tensor], Tensor] | None = None,
         combine: Combine = "probabilities",
         strength: float = 0.0,
     ) -> None:
         super().__init__()
+        require_type("models", models, BY_NAME, NAMED)
         require(bool(models), "models", models, "give at least one model, by name")
         require_choice("combine", combine, Combine)
         require(0 <= strength <= 100, "strength", strength, STRENGTHS)
+        judge = Accuracy() if metric is None else as_metric(metric)
         data = None if validation is None else as_examples(validation)
-        for model in models.values():
+        if data is not None and not len(data):
+            raise UserError("validation: it has no samples; give held-out samples, or None for equal weights")
+        for name, model in models.items():
+            require_type(f"models[{name!r}]", model, nn.Module, "give an nn.Module")
             model.eval()
         outputs = {} if data is None else {name: _outputs(model, data) for name, model in models.items()}
+        _require_one_shape(outputs)
         used = {name: one for name, one in models.items() if name not in outputs or torch.isfinite(outputs[name]).all()}
         if not used:
             raise UserError(
                 "models: the outputs of all models on the validation data hold NaN or infinity; give others"
             )
         self.left_out = tuple(name for name in models if name not in used)
-        self.models = nn.ModuleDict(used)
+        try:
+            self.models = nn.ModuleDict(used)
+        except (KeyError, TypeError) as error:  # a name with a dot, or that a module has a method of
+            raise UserError(f"models: {one_line(str(error.args[0]))}; give another name") from None
         values_Mn, self._combine = torch.zeros(len(used), 0), combine
         if data is not None:
-            found_MnC = [outputs[name] for name in used]
-            self._combine = fitting_rule(combine, found_MnC[0], data.labels)
-            values_Mn = bounded_values(metric or Accuracy(), found_MnC, data.labels)
+            found_MnC, y_n = [outputs[name] for name in used], data.labels
+            require_classes(judge, "validation", found_MnC[0], y_n)
+            self._combine = fitting_rule(combine, found_MnC[0], y_n)
+            try:
+                values_Mn = bounded_values(judge, found_MnC, y_n)
+            except UserError:
+                raise
+            except Exception as error:
+                shapes = f"outputs of shape {tuple(found_MnC[0].shape)} and targets of shape {tuple(y_n.shape)}"
+                raise UserError(f"metric: it does not take {shapes} ({describe_error(error)})") from error
         self.register_buffer("weights_M", mixture_weights(values_Mn, strength))
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
-        return mixed([model(x) for model in self.models.values()], self.weights_M, self._combine)
+        outputs = {name: model(x) for name, model in self.models.items()}
+        _require_one_shape(outputs)  # without validation data, or after `refitted`, this is the first call
+        return mixed(list(outputs.values()), self.weights_M, self._combine)
 
     def refitted(self, models: Mapping[str, nn.Module]) -> GuardedPredictor:
         """The same weights with other models: with those that have trained on the validation data as well.
@@ -381,6 +418,7 @@ class GuardedPredictor(nn.Module):
         Give a model for each name in `weights`; one that cannot be trained again can be given as it was.
         """
         names = sorted(self.models)
+        require_type("models", models, BY_NAME, NAMED)
         require(sorted(models) == names, "models", sorted(models), f"give one model for each of {', '.join(names)}")
         again = GuardedPredictor({name: models[name] for name in self.models}, None, combine=self._combine)
         again.left_out, again.weights_M = self.left_out, self.weights_M.clone()
@@ -400,6 +438,17 @@ class GuardedPredictor(nn.Module):
 def cost_in_words(models: int, weights: int) -> str:
     size = f"{weights:,} weights, {4 * weights / 1e6:.1f} MB"
     return f"{models} models ({size}) and a forward pass of each; clients send nothing more"
+
+
+def _require_one_shape(outputs: Mapping[str, Tensor]) -> None:
+    shapes = [(name, tuple(found.shape)) for name, found in outputs.items()]
+    for name, shape in shapes[1:]:
+        first, expected = shapes[0]
+        if shape != expected:
+            raise UserError(
+                f"models: the outputs of {first!r} have shape {expected}, those of {name!r} {shape}; give models with "
+                "outputs of the same shape"
+            )
 
 
 def _outputs(model: nn.Module, data: Examples) -> Tensor:

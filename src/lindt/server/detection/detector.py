@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, SupportsFloat, final
 
-from lindt.errors import PlanError, UserError, naming_extras, require
+from lindt.errors import PlanError, UserError, in_short, naming_extras, require
 from lindt.protocols import (
     NORM_STATISTICS,
     Detection,
@@ -36,6 +36,7 @@ ClientName = Hashable  # the name of a client in the user's loop
 GainEntry = SupportsFloat | Paired | GainReport
 Gains = Mapping[Any, GainEntry] | Sequence[GainEntry]
 Samples = int | Mapping[Any, int] | Sequence[int]
+_ROUNDING = 1e-6  # of means that were computed in single precision, relative
 
 
 class GainWarning(UserWarning):
@@ -163,17 +164,21 @@ class Detector:
             new_global: The weights of the new global model.
             noise: The noise that the server added to it, in the same form, where it adds any.
             gains: By client name a float in [-1, 1], or a `Paired` of the mean and the mean square of the differences d
-                of the samples: `Paired(d.mean(), d.square().mean())`. For a float the largest possible mean square is
+                of the samples: `Paired(d.mean(), d.square().mean())`. A `Paired` that no differences have is refused,
+                such as a variance in place of the mean square. For a float the largest possible mean square is
                 assumed, and the test needs more samples. A `GainReport` holds all that a client of `federate` reports;
                 the early warning needs it. A list without names is allowed, too: then the detector does not know which
                 clients report again, the estimate uses the clients of the last round only, and its error is larger. An
-                empty `gains` is a round in which no client reported. A number outside its bounds is clipped; an entry
-                with NaN is left out.
+                empty `gains` is a round in which no client reported. A float outside [-1, 1] is clipped, and so are the
+                numbers of a `GainReport`, which may come from a client that lies; an entry with NaN is left out.
             samples: The number of held-out samples behind each gain: one number for all clients, or one for each in
                 the form of `gains`. Without it a gain counts as one sample. A `GainReport` has its own.
 
         Returns:
             The verdict after this round.
+
+        Raises:
+            UserError: An argument is wrong, and the round is not counted: the call can be repeated.
         """
         _refuse_modules(clients, new_global, noise)
         if self.rule is not None:
@@ -241,16 +246,21 @@ class Detector:
             entries = dict(enumerate(gains))
             numbers = {place: place for place in entries}
         read = {
-            name: _as_report(f"gains[{name!r}]", entry, _samples_of(name, entries, samples))
+            name: _as_report(f"gains[{name!r}]", entry, _samples_of(name, entries, samples), noisy=self._noisy)
             for name, entry in entries.items()
         }
         self._warn_of_units(list(read.values()))
         clipped = {numbers[name]: clipped_report(report) for name, report in read.items()}
         return {number: report for number, report in clipped.items() if report is not None}
 
+    @property
+    def _noisy(self) -> bool:
+        """Whether clients add noise to their numbers, which may then leave their bounds."""
+        return bool(getattr(self.detection, "noise", False))
+
     def _warn_of_units(self, reports: Sequence[GainReport]) -> None:
         """Warn once where most gains of a round lie outside [-1, 1] or are NaN. A few may come from attackers."""
-        if self._warned or bool(getattr(self.detection, "noise", False)):  # noise may leave the bounds
+        if self._warned or self._noisy:
             return
         outside = sum(not abs(report.private.mean) <= 1 for report in reports)  # NaN too
         if 2 * outside > len(reports):
@@ -281,17 +291,41 @@ def paper_rule(
     return Rule(float(epsilon), 250 if patience is None else patience, statistic or "delta", counting or "cumulative")
 
 
-def _as_report(where: str, entry: object, samples: int) -> GainReport:
+def _as_report(where: str, entry: object, samples: int, *, noisy: bool) -> GainReport:
     """A gain as a report. For a float the largest mean square is assumed; the gain against equal age is set to 0."""
     if isinstance(entry, GainReport):
         return entry
     if isinstance(entry, Paired):
-        return GainReport(samples, entry, Paired(0.0, 0.0))
+        return GainReport(samples, entry if noisy else _possible(where, entry), Paired(0.0, 0.0))
     if isinstance(entry, str | bytes) or not hasattr(entry, "__float__"):
         raise UserError(
             f"{where}: it is of type {type(entry).__name__}; give a number in [-1, 1], a Paired or a GainReport"
         )
     return GainReport(samples, Paired(float(entry), 1.0), Paired(0.0, 0.0))
+
+
+def _possible(where: str, pair: Paired) -> Paired:
+    """The pair, or UserError where no differences in [-1, 1] have this mean and this mean square.
+
+    With a variance in place of the mean square the error of the gain would be too small, and the verdict too sure.
+    """
+    try:
+        mean, square = float(pair.mean), float(pair.square)
+    except (TypeError, ValueError):
+        raise UserError(f"{where}: {in_short(pair)} does not hold two numbers; give those of the samples") from None
+    if not (math.isfinite(mean) and math.isfinite(square)):
+        return pair  # the client is left out
+    if max(abs(mean), square) > 1 + _ROUNDING:
+        raise UserError(
+            f"{where}: Paired({mean:g}, {square:g}) is not in [-1, 1]; give the differences of the samples as "
+            "fractions, 0.05 for five points of accuracy, and only the sign of each where a metric has no bounds"
+        )
+    if square < mean**2 * (1 - _ROUNDING) - 1e-12:
+        raise UserError(
+            f"{where}: Paired({mean:g}, {square:g}) has a second number below mean ** 2 = {mean**2:g}; give the mean "
+            "of squares, Paired(d.mean(), d.square().mean()), which is at least that, and not the variance"
+        )
+    return Paired(mean, square)
 
 
 def _samples_of(name: object, entries: Mapping[Any, object], samples: Samples | None) -> int:
