@@ -289,13 +289,8 @@ def zero_gradient(outputs: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(outputs.detach(), y) + 0 * outputs.sum()
 
 
-def detached(outputs: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(outputs.detach(), y)
-
-
-@pytest.mark.parametrize("loss", [zero_gradient, detached])
-def test_a_detached_loss_is_refused(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    assert refused(healthy(), loss=loss).startswith("loss: a training step changes no weight")
+def test_a_detached_loss_is_refused() -> None:
+    assert refused(healthy(), loss=zero_gradient).startswith("loss: a training step changes no weight")
 
 
 class Unread(nn.Module):
