@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Any, Final, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from lindt.registry import register, register_method
 from lindt.weights import trainable
 
 Position = Literal["after", "before"]
+NONE: Final = 'set method = \'guarded-fine-tune\', which needs none: overrides={"method": "guarded-fine-tune"}'
 
 
 @final
@@ -195,7 +196,9 @@ def _join(
         dict(_named(f"{n}:{p}") for n, p in names.items()) if isinstance(names, Mapping) else dict(map(_named, names))
     )
     if not chosen:
-        raise PlanError("points", names, "a model of one layer has no attach point; name points, or add a layer")
+        raise PlanError(
+            "points", names, f"a model of one layer has no attach point; name points, add a layer, or {NONE}"
+        )
     known, known_local = dict(global_model.named_modules()), dict(local_model.named_modules())
     for name in chosen:
         if name not in known or name not in known_local or not name:
@@ -229,7 +232,7 @@ def default_points(model: nn.Module, position: Position = "after") -> list[str]:
     if not isinstance(model, nn.Sequential):
         raise PlanError(
             "points", None, f"a {type(model).__name__} has no default attach points; name submodules, set "
-            "`attach_points` on the model, or set method = 'guarded-fine-tune', which needs none"
+            f"`attach_points` on the model, or {NONE}"
         )  # fmt: skip
     children = list(model.named_children())
     # An embedding has parameters, but is not one of the layers m = 1..M-1.
