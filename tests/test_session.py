@@ -252,6 +252,13 @@ class TestModels:
         with pytest.raises(UserError, match=r"client 'Berlin': no clients of .* have this name; give a number from 0"):
             mended.predict("Berlin", CLIENTS[0][1][0])
 
+    @pytest.mark.parametrize("client", [1.5, None, [1], torch.tensor([1.5])], ids=["half", "none", "list", "tensor"])
+    def test_a_client_is_a_number_or_a_name(self, client: Any, mended: lindt.Run) -> None:
+        said = f"it is of type {type(client).__name__}; give a client's number, or its name as text"
+        for ask in (mended.model, mended.export, lambda one: mended.predict(one, CLIENTS[0][1][0])):
+            with pytest.raises(UserError, match=said):
+                ask(client)
+
     def test_a_method_without_a_whole_global_model_has_none(self, tmp_path: Path) -> None:
         run = lindt.run(plan("fedper", rounds=1), out=tmp_path / "run", **OWN)
         with pytest.raises(UserError, match=r"share only a part of the model.*take the model of a client"):
@@ -346,6 +353,18 @@ class TestPlaying:
         ):
             lindt.run(overrides=small | {"method": "guarded"}, out=tmp_path / "guarded", **linear)
         assert not (tmp_path / "guarded").exists()
+
+    @pytest.mark.parametrize("before", [[], [nn.Flatten()]], ids=["a layer", "behind a Flatten"])
+    def test_a_sequential_of_one_layer_has_no_attach_point(self, before: list[nn.Module], tmp_path: Path) -> None:
+        one = OWN | {"model": lambda: nn.Sequential(*before, nn.Linear(3, 3)), "overrides": {"rounds": 1}}
+        run = lindt.run(out=tmp_path / "own", **one)
+        assert run.plan.method.adaptation == Guarded(adaptation=FineTune())
+        one["overrides"]["method"] = "lindt-always"
+        with pytest.raises(
+            lindt.PlanError, match="a model of one layer has no attach point; name points, add a"
+        ) as found:
+            lindt.run(out=tmp_path / "dual", **one)
+        assert str(found.value).endswith('which needs none: overrides={"method": "guarded-fine-tune"}')
 
     @pytest.mark.parametrize("name", ["training.rate", "training.optimizer"])
     def test_a_rate_that_would_have_no_effect_is_refused(self, name: str, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, final
 
-from lindt.errors import UserError, naming_extras, plain
+from lindt.errors import UserError, in_short, naming_extras, plain
 from lindt.report.page import write_report
 from lindt.report.reading import Reader, State
 from lindt.report.reading import Run as FolderContents
@@ -250,7 +250,13 @@ class Run:
 
     def _number(self, client: SupportsIndex | str) -> int:
         if not isinstance(client, str):
-            return operator.index(client)
+            try:
+                return operator.index(client)
+            except TypeError:
+                raise UserError(
+                    f"client {in_short(client)}: it is of type {type(client).__name__}; give a client's number, or its "
+                    "name as text"
+                ) from None
         clients = self._read().about["clients"]
         found = [int(one["client"]) for one in clients if one.get("name") == client]
         if len(found) != 1:

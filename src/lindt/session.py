@@ -156,8 +156,8 @@ def own_problem(plan: Plan, problem: Problem | None, given: Mapping[str, Any]) -
 def _fitting_recovery(plan: Plan, problem: Problem, overridden: Sequence[str]) -> Plan:
     """own-task with a recovery that works with the model, where the caller chooses none.
 
-    The preset adapts a dual model, which needs attach points: a plain nn.Sequential has them, other modules name their
-    own. For other models it is replaced by fine-tuning, which works with any model.
+    The preset adapts a dual model, which needs attach points: a plain nn.Sequential of two or more layers has them,
+    other modules name their own. For other models it is replaced by fine-tuning, which works with any model.
     """
     if any(name == "method" or name.startswith("method.") for name in overridden):
         return plan
@@ -166,10 +166,12 @@ def _fitting_recovery(plan: Plan, problem: Problem, overridden: Sequence[str]) -
     except Exception:  # noqa: BLE001  # the checks before training report the error
         return plan
     try:
-        default_points(model)
+        points = default_points(model)
     except PlanError:
-        return replace(plan, method=replace(plan.method, adaptation=Guarded(adaptation=FineTune())))
-    return plan
+        points = []
+    if points:
+        return plan
+    return replace(plan, method=replace(plan.method, adaptation=Guarded(adaptation=FineTune())))
 
 
 def _require_same(folder: Path, plan: Plan, problem: Problem | None, task: str | None, resume: bool) -> None:

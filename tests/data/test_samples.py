@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lindt.data.examples import Listed, Pooled, Rows, as_examples, pool, subset
 from lindt.errors import UserError
+from lindt.plan.problem import Problem
 from lindt.protocols import Examples
+from lindt.runs.prediction import predict
 
 X = torch.arange(20.0).reshape(10, 2)
 Y = torch.arange(10) * 10
@@ -149,3 +154,85 @@ def test_arrays_become_what_models_and_losses_want() -> None:
 def test_as_examples_says_what_to_give(given_: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         as_examples(given_)
+
+
+# DataFrames and Series.
+
+
+class Table:
+    """As a DataFrame or a Series of pandas, whose rows have names: those of a test part often begin after 0."""
+
+    def __init__(self, values: np.ndarray, kinds: tuple[str, ...] = ("float64",)) -> None:
+        self.values, self.shape, self.ndim, self.kinds = values, values.shape, values.ndim, kinds
+        self.labels = "a column of this name"
+
+    dtype = property(lambda self: self.kinds[0])
+    dtypes = property(lambda self: self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, name: object) -> Any:
+        raise KeyError(name)
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise AssertionError("the view of pandas, which cannot be written to")
+
+    def to_numpy(self, copy: bool = False) -> np.ndarray:
+        return self.values.copy() if copy else self.values
+
+    def take(self, rows: object) -> Any:
+        raise AssertionError("of pandas, not of Examples")
+
+
+Table.__module__ = "pandas.core.frame"
+X_TABLE, Y_TABLE = Table(X.double().numpy()), Table(Y.numpy())
+
+
+def test_tables_of_pandas_are_taken_as_arrays() -> None:
+    for found in (
+        as_examples((X_TABLE, Y_TABLE)),
+        as_examples((X.numpy(), Y_TABLE)),
+        as_examples((X_TABLE, Y)),
+        as_examples([(Table(x.numpy()), y) for x, y in zip(X, Y, strict=True)]),
+    ):
+        check_same(found, list(range(10)))
+    columns = as_examples({"x": Table(X.numpy()), "label": Y_TABLE})
+    check_same(columns, list(range(10)))
+    before = X_TABLE.values.copy()
+    as_examples((Table(X_TABLE.values, ("float64",)), Y)).take(rows(0))[0].zero_()
+    assert (X_TABLE.values == before).all()
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        (X_TABLE, "a client's data is of type Table; give a pair (x, y), such as (frame.drop(columns='label'), frame["),
+        (
+            (Table(np.array([[1.0, "a"]], dtype=object), ("str", "float64")), Y[:1]),
+            "a Table of pandas with values of float64, str is no array of numbers; number the texts, fill the gaps,",
+        ),
+        (
+            (X[:1], Table(np.array(["a"], dtype=object), ("str",))),
+            "a Table of pandas with values of str is no array of",
+        ),
+    ],
+    ids=["alone", "a column of texts", "labels that are texts"],
+)
+def test_a_table_of_pandas_that_is_no_array_of_numbers_is_refused(given_: object, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        as_examples(given_)
+
+
+def test_a_clients_training_data_alone_are_told_from_a_pair_of_parts() -> None:
+    for part in ((X_TABLE, Y_TABLE), (X, Y_TABLE)):
+        with pytest.raises(UserError, match=r"clients\[0\]: it looks like one \(x, y\) without test data"):
+            Problem([part, part], lambda: nn.Linear(2, 2))
+    with pytest.raises(UserError, match=r"clients\[0\], training data: a client's data is of type Table; give a pair"):
+        Problem([(X_TABLE, X_TABLE)] * 2, lambda: nn.Linear(2, 2))
+
+
+def test_a_table_of_pandas_is_predicted_for() -> None:
+    model = nn.Linear(2, 2)
+    data = as_examples((X, Y))
+    assert torch.equal(predict(model, data, X_TABLE), predict(model, data, X))

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, l1_loss, mse_loss, one_hot
 
-from lindt import Detector, PlanError, UserError, federate, intertwine
+from lindt import Detector, PlanError, Problem, UserError, federate, intertwine
 from lindt.plan.file import resolve
 from lindt.plan.problem import Accuracy
+from lindt.runs.play import RunEnded, run_plan
 
 PLAIN = ("detection=delta", "alone.private=false")
 PLAN = resolve("own-task", [*PLAIN, "method=fedavg"], rounds=1)
@@ -98,6 +99,12 @@ class Raises(nn.Linear):
 
     def project(self, x: Tensor) -> Tensor:
         raise KeyError("gate")
+
+
+class WithoutGradient(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().forward(x)
 
 
 class RaisesInTraining(nn.Linear):
@@ -210,6 +217,31 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             "metric": lambda outputs, y: -(outputs - y).abs().mean(1),
         },
         "client 0, metric: outputs of shape (40, 1) and targets of shape (40,) broadcast",
+    ),
+    "a loss that takes two outputs and two labels by chance": (
+        {"clients": clients(lambda x, y: (x, (y > 0).long())), "model": lambda: nn.Linear(3, 2), "loss": mse_loss},
+        "client 0: the loss does not take outputs of shape (3, 2) and targets of shape (3,) (RuntimeError: ",
+    ),
+    "a loss that takes three outputs and three labels, which are as many as the samples tried": (
+        {
+            "clients": clients(lambda x, y: (x, y[:, None].repeat(1, 2))),
+            "model": lambda: nn.Sequential(nn.Linear(3, 6), nn.Unflatten(1, (2, 3))),
+            "loss": lambda outputs, y: (outputs[:, 0] - y[:, 0]).square().mean(),
+        },
+        "client 0: the loss does not take outputs of shape (4, 2, 3) and targets of shape (4, 2) (RuntimeError: ",
+    ),
+    "a model that computes without gradients": (
+        {"model": lambda: WithoutGradient(3, 3)},
+        "model: a training step changes no weight, as the outputs have no gradient; compute them from the weights, "
+        "without torch.no_grad() and .detach()",
+    ),
+    "the same with an optimizer": (
+        {"model": lambda: WithoutGradient(3, 3), "optimizer": lambda own: torch.optim.Adam(own)},
+        "model: a training step changes no weight, as the outputs have no gradient;",
+    ),
+    "a detached loss": (
+        {"loss": lambda outputs, y: cross_entropy(outputs.detach(), y)},
+        "loss: a training step changes no weight, as the loss has no gradient; compute it from the outputs, without",
     ),
     "a module as the model": ({"model": net()}, "model: it is of type Linear; give a function that builds a new model"),
     "labels that are texts": (
@@ -404,6 +436,18 @@ def test_what_is_meant_is_played(name: str) -> None:
     assert result.round == 1
 
 
+def test_a_first_batch_without_a_gradient_may_be_chance(tmp_path: Path) -> None:
+    """A loss of a constant for samples of one class: client 0 begins with them, and trains in random order."""
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(outputs, y) if (y > 0).any() else torch.zeros(())
+
+    (x, y), test = clients()[0]
+    problem = Problem([((x[y.argsort()], y.sort()[0]), test), *clients()[1:]], net, loss=loss)
+    *_, ended = run_plan(PLAN, tmp_path / "run", problem=problem)
+    assert isinstance(ended, RunEnded)
+
+
 # The user's own exceptions.
 
 
@@ -415,8 +459,8 @@ RAISED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "model, in training only": (
         {"model": lambda: RaisesInTraining(3, 3)},
-        "your code raised an exception in the checks before training (KeyError: 'only in training'; test_checks.py",
-        "in forward); correct it there, or switch the checks off",
+        "client 0: a training step on its samples fails (KeyError: 'only in training'; test_checks.py, line ",
+        "in forward)",
     ),
     "model's function": (
         {"model": raises},

@@ -289,13 +289,8 @@ def zero_gradient(outputs: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(outputs.detach(), y) + 0 * outputs.sum()
 
 
-def detached(outputs: Tensor, y: Tensor) -> Tensor:
-    return cross_entropy(outputs.detach(), y)
-
-
-@pytest.mark.parametrize("loss", [zero_gradient, detached])
-def test_a_detached_loss_is_refused(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    assert refused(healthy(), loss=loss).startswith("loss: a training step changes no weight")
+def test_a_detached_loss_is_refused() -> None:
+    assert refused(healthy(), loss=zero_gradient).startswith("loss: a training step changes no weight")
 
 
 class Unread(nn.Module):
@@ -366,6 +361,63 @@ def test_a_metric_of_regression_that_falls_is_refused_and_its_negative_is_not() 
 
     assert refused(clients, line, loss=mse_loss, metric=squares).startswith("metric: ")
     assert looked(clients, line, loss=mse_loss, metric=lambda o, y: -squares(o, y)) == ()
+
+
+def hits(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.argmax(1) == y).float()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "place"),
+    [
+        (lambda x, y: torch.ones(len(y), dtype=torch.bool), "client 0's test sample 0"),
+        (lambda x, y: y == 3, None),
+        (lambda x, y: x[:, 0] == 100, "client 4's training sample 41"),
+        (lambda x, y: x[:, 0] == 101, "client 2's test sample 7"),
+        (lambda x, y: x[:, 0] == 102, "client 5's validation sample 9"),
+    ],
+    ids=["of all", "of a class", "of a training sample", "of a test sample", "of a validation sample"],
+)
+def test_a_metric_that_is_nan_for_a_sample_is_refused(
+    chosen: Callable[[Tensor, Tensor], Tensor], place: str | None
+) -> None:
+    clients = [(train, samples(15, 100 + i), test) for i, (train, test) in enumerate(healthy())]
+    for client, part, row, value in ((4, 0, 41, 100.0), (2, 2, 7, 101.0), (5, 1, 9, 102.0)):
+        clients[client][part][0][row, 0] = value
+
+    class Last(nn.Module):
+        """Its last output is the first input, so that the metric can know the sample."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.net(x), x[:, :1] - 1000], 1)
+
+    def metric(outputs: Tensor, y: Tensor) -> Tensor:
+        first = outputs[:, -1:] + 1000
+        return torch.where(chosen(first.round(), y), torch.nan, hits(outputs, y))
+
+    place = place or f"client 0's test sample {clients[0][2][1].tolist().index(3)}"
+    text = refused(clients, Last, metric=metric)
+    assert text.startswith(f"metric: it is NaN for {place}, which would leave the client without a score; return a")
+    assert preflight(PLAN, Problem(clients, Last, metric=hits)).looked_at["metric values"] == "570 of 570 samples"
+
+
+def test_a_metric_that_is_nan_where_the_outputs_are_is_none_of_its_mistakes() -> None:
+    """The checks look at the untrained model; outputs that diverge later are those of a client that predicts badly."""
+
+    class Diverged(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) / (x[:, :1] != 100)
+
+    clients = healthy()
+    clients[1][1][0][3] = 100.0
+    found = preflight(
+        PLAN, Problem(clients, lambda: Diverged(6, CLASSES), metric=lambda o, y: hits(o, y) + 0 * o[:, 0])
+    )
+    assert found.warnings == ()
 
 
 def test_a_metric_that_cannot_tell_right_from_wrong_is_a_warning() -> None:

@@ -616,7 +616,8 @@ def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], ba
     with torch.enable_grad(), seeded(0, x.device):
         outputs = model(x)
         value = loss(outputs, y)
-        gradients = torch.autograd.grad(value, trainable(model), allow_unused=True)
+        reached = value.requires_grad  # by chance a batch may have no gradient (server/checks.py)
+        gradients = torch.autograd.grad(value, trainable(model), allow_unused=True) if reached else ()
     yield outputs.detach().cpu()
     yield value.detach().cpu()
     for gradient in gradients:

@@ -16,11 +16,13 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from lindt.data.inputs import (
     STREAM,
+    as_array,
     as_batch,
     as_tensor,
     dataset_of,
     has_structure,
     of_columns,
+    of_pandas,
     stack_samples,
 )
 from lindt.errors import UserError, in_short, one_line
@@ -109,7 +111,7 @@ def _classes(y: Tensor) -> Tensor:
 
 def _as_tensor(value: Any, what: str) -> Tensor:
     """An array, a number or a list of them as a tensor; UserError for text."""
-    first = value
+    first = value = as_array(value)
     while isinstance(first, list | tuple) and first:
         first = first[0]
     text = isinstance(first, str | bytes) or getattr(getattr(first, "dtype", None), "kind", "") in ("U", "S", "O")
@@ -222,7 +224,12 @@ def _alike(one: Rows, other: Rows) -> bool:
 
 
 def as_examples(samples: object) -> Examples:
-    """Examples from the forms that users have: tensors or arrays, a map-style dataset, a DataLoader, or Examples."""
+    """Examples from the forms that users have: tensors, arrays, frames, a map-style dataset, a DataLoader, Examples."""
+    if of_pandas(samples):
+        raise UserError(
+            f"a client's data is of type {type(samples).__name__}; give a pair (x, y), such as "
+            "(frame.drop(columns='label'), frame['label'])"
+        )
     if hasattr(samples, "take") and hasattr(samples, "labels"):
         return samples  # type: ignore[return-value]  # checked by its two methods
     if isinstance(samples, DataLoader):

@@ -49,10 +49,32 @@ def take_inputs(model: nn.Module) -> nn.Module:
 
 def as_tensor(value: Any) -> Tensor:
     """A value of the user's as a dense tensor without gradient."""
-    found = torch.as_tensor(value)
+    found = torch.as_tensor(as_array(value))
     if found.layout != torch.strided:
         raise UserError("a client's data has a sparse tensor; give x.to_dense()")
     return found.detach()
+
+
+def as_array(value: Any) -> Any:
+    """A DataFrame or a Series of pandas as an array; any other value as it is.
+
+    torch would read a Series by the labels of its rows, as if they were positions. pandas may not be installed: the
+    type is known by its name. The array is a copy, as one that pandas does not let others write to makes torch warn.
+    """
+    if not of_pandas(value):
+        return value
+    found = value.to_numpy(copy=True)
+    if found.dtype.kind == "O":
+        kinds = sorted(map(str, set(value.dtypes))) if value.ndim > 1 else [str(value.dtype)]
+        raise UserError(
+            f"a {type(value).__name__} of pandas with values of {', '.join(kinds)} is no array of numbers; number the "
+            "texts, fill the gaps, and make all columns of one type, such as frame.astype('float32')"
+        )
+    return found
+
+
+def of_pandas(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "to_numpy")
 
 
 def stack_samples(samples: list[Any]) -> Any:

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from lindt.data.clients import LazyClients, Made, VisitedData, VisitedValidation
 from lindt.data.examples import Collated, Rows, add_samples, as_examples, pool, split, stratified
-from lindt.data.inputs import take_inputs
+from lindt.data.inputs import of_pandas, take_inputs
 from lindt.data.partition import Roles
 from lindt.data.sources import SOURCES, Crowd, Pools
 from lindt.errors import PlanError, UserError, in_short, require_type
@@ -261,6 +261,8 @@ def _is_one_part(first: object, second: object) -> bool:
     """Whether these are inputs and labels of one part: training and test data cannot be bare arrays."""
     if isinstance(second, Tensor | np.ndarray):
         return isinstance(first, Tensor | np.ndarray) or second.ndim < 2
+    if of_pandas(second):
+        return getattr(second, "ndim", 1) < 2
     labels = isinstance(second, list) and all(isinstance(one, int | float | str) for one in second)
     return labels and isinstance(first, Tensor | np.ndarray)
 

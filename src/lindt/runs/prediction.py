@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from lindt.data.examples import as_examples
-from lindt.data.inputs import as_inputs
+from lindt.data.inputs import as_array, as_inputs
 from lindt.errors import UserError
 from lindt.protocols import Examples, has_several, tensors_of
 from lindt.user_code import describe_error
@@ -59,7 +59,7 @@ def _as_input(x: object) -> Tensor:
         return x
     if isinstance(x, Mapping | tuple):
         return as_inputs(x)
-    found = torch.as_tensor(x)
+    found = torch.as_tensor(as_array(x))
     return found.float() if found.dtype == torch.float64 else found
 
 

@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, count
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +27,8 @@ from lindt.plan.problem import (
     split_validation,
     steps_differ,
 )
-from lindt.protocols import ChecksModel, Context, Examples, Inputs, Metric, tensors_of
-from lindt.seeds import seeded, with_threads
+from lindt.protocols import Batch, ChecksModel, Context, Examples, Inputs, Metric, tensors_of
+from lindt.seeds import isolated_random_state, seeded, with_threads
 from lindt.user_code import callable_without_arguments, describe_error
 from lindt.weights import first_model, initial_weights, read_w
 
@@ -119,6 +119,7 @@ def check_model(plan: Plan, problem: Problem) -> nn.Module:
         wanted = torch.cat([plan.environment.threat.goal(y) for y in labels])
         _check_labels("environment.threat", wanted, outputs, problem.metric_for(plan), least=-1)
     _check_lone_samples(plan, problem, model)
+    _check_gradient(plan, problem, model)
     adaptation = plan.method.adaptation
     if isinstance(adaptation, ChecksModel):
         try:
@@ -224,25 +225,50 @@ def _check_lone_samples(plan: Plan, problem: Problem, model: nn.Module) -> None:
         ) from None
 
 
+def _check_gradient(plan: Plan, problem: Problem, model: nn.Module) -> None:
+    """Refuse a model or a loss that has no gradient in training mode: the first step would fail.
+
+    One of up to four clients needs a gradient, since the first batch of a client may have none by chance.
+    """
+    reached, outputs = False, None
+    for client in problem.checked[:4]:
+        train, tried = problem.data[client][0], copy.deepcopy(model).train()  # a forward pass changes BatchNorm
+        failed, device = f"client {client}: a training step on its samples fails", torch.device("cpu")
+        with _users_code(failed), _broadcasting(), torch.enable_grad(), isolated_random_state(0, device):
+            x, y = train.take(torch.arange(min(len(train), plan.training.batch, FEW)))
+            outputs = tried(x)
+            reached = problem.loss(outputs, y).requires_grad
+        if reached:
+            return
+    if isinstance(outputs, Tensor) and not outputs.requires_grad:
+        raise UserError(
+            "model: a training step changes no weight, as the outputs have no gradient; compute them from the weights, "
+            "without torch.no_grad() and .detach()"
+        )
+    raise UserError(
+        "loss: a training step changes no weight, as the loss has no gradient; compute it from the outputs, without "
+        "torch.no_grad() and .detach()"
+    )
+
+
 @torch.no_grad()
 def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, owner: str) -> Tensor:
-    """The model's outputs for two samples of `owner`, such as client 0; loss and metric are called on them, too."""
-    metric = problem.metric_for(plan)
-    with _users_code(f"{owner}: its samples cannot be read"):
-        x, y = data.take(torch.arange(min(2, len(data))))
-    with _users_code(
-        f"{owner}: the model does not take inputs of shape {_shape(x)}", lambda error: _input_hint(problem, x, error)
-    ):
-        outputs: Tensor = model(x)
-    if not isinstance(outputs, Tensor):
-        raise UserError(f"{owner}: the model returns an object of type {type(outputs).__name__}; return one tensor")
+    """The model's outputs for two samples of `owner`, such as client 0; loss and metric are called on them, too.
+
+    More samples are taken where 2 is also a size of outputs or targets: a loss that needs both of one shape takes
+    outputs (2, 2) and labels (2,), but no other number of labels.
+    """
+    metric, n = problem.metric_for(plan), min(2, len(data))
+    outputs, y = _outputs(problem, model, data, n, owner)
+    sizes = {*outputs.shape[1:], *y.shape[1:]}
+    if n in sizes and (more := next(other for other in count(3) if other not in sizes)) <= len(data):
+        outputs, y = _outputs(problem, model, data, more, owner)
     require_classes(metric, owner, outputs, y)
     shapes = f"outputs of shape {_shape(outputs)} and targets of shape {_shape(y)}"
     with _users_code(f"{owner}: its labels cannot be read"):
         labels = data.labels
     _check_labels(owner, labels, outputs, metric)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Using a target size")  # preflight refuses this with an error
+    with _broadcasting():
         with _users_code(f"{owner}: the loss does not take {shapes}"):
             value = problem.loss(outputs, y)
             if not isinstance(value, Tensor):
@@ -252,6 +278,27 @@ def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, owner: 
         with _users_code(f"{owner}: the metric does not take {shapes}"):
             metric.value(metric.tally(outputs, y))
     return outputs
+
+
+def _outputs(problem: Problem, model: nn.Module, data: Examples, n: int, owner: str) -> Batch:
+    """The model's outputs for the first n samples, and their targets."""
+    with _users_code(f"{owner}: its samples cannot be read"):
+        x, y = data.take(torch.arange(n))
+    with _users_code(
+        f"{owner}: the model does not take inputs of shape {_shape(x)}", lambda error: _input_hint(problem, x, error)
+    ):
+        outputs: Tensor = model(x)
+    if not isinstance(outputs, Tensor):
+        raise UserError(f"{owner}: the model returns an object of type {type(outputs).__name__}; return one tensor")
+    return outputs, y
+
+
+@contextmanager
+def _broadcasting() -> Iterator[None]:
+    """Without the warning of torch's losses that outputs and targets broadcast, which preflight refuses."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Using a target size")
+        yield
 
 
 @contextmanager

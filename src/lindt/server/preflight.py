@@ -29,6 +29,7 @@ from torch.nn.functional import one_hot
 from lindt.client.training import global_step
 from lindt.data.examples import Listed, Rows, sample_hashes
 from lindt.errors import UserError, one_line
+from lindt.plan.metrics import Accuracy, MacroF1
 from lindt.plan.plan import Plan
 from lindt.plan.problem import Problem
 from lindt.protocols import Context, Examples, Loss, Metric, has_several, tensors_of
@@ -158,7 +159,9 @@ def look(subject: Subject, looked_at: dict[str, str]) -> list[Finding]:
         if not _refuses(found):
             found += _paired(subject, model, looked_at)
         if not _refuses(found):
-            found += [*_stepped(subject, again, looked_at), *_scored(subject, model, looked_at)]
+            found += [*_stepped(subject, again, looked_at), *_measured(subject, model, looked_at)]
+        if not _refuses(found):
+            found += _scored(subject, model, looked_at)
         found += _read_twice(subject, until, looked_at)
         found += _labels(subject, until, looked_at)
         found += _shared_rows(subject, until, looked_at)
@@ -313,6 +316,39 @@ def _broadcasts(value: Callable[[Tensor, Tensor], Tensor | float], outputs: Tens
     if len(y) < FEW // 2 or math.isclose(first, other, rel_tol=1e-3):
         return False  # with few samples, or similar targets, the mean may be the same by chance
     return all(math.isclose(first, one, rel_tol=1e-5) for one in turned)
+
+
+@torch.no_grad()
+def _measured(subject: Subject, model: nn.Module, looked_at: dict[str, str]) -> Iterator[Finding]:
+    """Check that the metric of each sample is a number: a single NaN makes the score of its client NaN.
+
+    Samples for which the model's outputs are not finite are left out: the metric is not the cause there.
+    """
+    if isinstance(subject.metric, Accuracy | MacroF1):
+        return  # they are never NaN
+    until, seen, every = time.monotonic() + SECONDS / 4, 0, 0
+    model = model.to(subject.device).eval()
+    for client, (name, train, test) in enumerate(subject.clients):
+        own = [("validation", subject.validation[client])] if subject.validation else []
+        for kind, data in (("test", test), *own, ("training", train)):
+            every += len(data)
+            for rows in _some(len(data), ROWS // len(subject.clients) or 1).split(64):
+                if seen and time.monotonic() > until:
+                    break
+                seen += len(rows)
+                x, y = data.take(rows)
+                outputs = model(x.to(subject.device))
+                values = torch.as_tensor(subject.metric.per_sample(outputs, y.to(subject.device)))
+                known = torch.isfinite(outputs).reshape(len(rows), -1).all(1)
+                wrong = torch.isnan(values).reshape(len(rows), -1).any(1) & known
+                if wrong.any():
+                    yield Finding(
+                        "error",
+                        f"metric: it is NaN for {name}'s {kind} sample {int(rows[wrong][0])}, which would leave the "
+                        "client without a score; return a number for each sample",
+                    )
+                    return
+    looked_at["metric values"] = f"{seen:,} of {every:,} samples"
 
 
 @torch.no_grad()

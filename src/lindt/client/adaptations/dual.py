@@ -27,6 +27,7 @@ from lindt.weights import trainable
 
 Position = Literal["after", "before"]
 SAME: Final = "give two models of the same structure, such as copy.deepcopy(global_model)"
+NONE: Final = 'set method = \'guarded-fine-tune\', which needs none: overrides={"method": "guarded-fine-tune"}'
 
 
 @final
@@ -201,7 +202,9 @@ def _join(
         dict(_named(f"{n}:{p}") for n, p in names.items()) if isinstance(names, Mapping) else dict(map(_named, names))
     )
     if not chosen:
-        raise PlanError("points", names, "a model of one layer has no attach point; name points, or add a layer")
+        raise PlanError(
+            "points", names, f"a model of one layer has no attach point; name points, add a layer, or {NONE}"
+        )
     known = dict(global_model.named_modules())
     for name in chosen:
         if name not in known or not name:
@@ -268,7 +271,7 @@ def default_points(model: nn.Module, position: Position = "after") -> list[str]:
     if not isinstance(model, nn.Sequential):
         raise PlanError(
             "points", None, f"a {type(model).__name__} has no default attach points; name submodules, set "
-            "`attach_points` on the model, or set method = 'guarded-fine-tune', which needs none"
+            f"`attach_points` on the model, or {NONE}"
         )  # fmt: skip
     children = list(model.named_children())
     # An embedding has parameters, but is not one of the layers m = 1..M-1.
