@@ -124,19 +124,37 @@ def test_your_own_task(tmp_path: Path) -> None:
     assert names[:2] == ["clinic 0", "clinic 1"]
 
 
+def accuracies(said: str) -> list[float]:
+    """Alone, shared, and what clients use, as `loop_with_lindt.py` prints them."""
+    return [float(found) for found in re.findall(r"^(?:alone|shared|what clients use): (\d\.\d+)$", said, re.MULTILINE)]
+
+
 @pytest.mark.slow
 def test_your_own_loop(tmp_path: Path) -> None:
     said = play("your-own-loop", tmp_path)
-    assert 0.35 < float(said["python loop.py"].split()[-1]) < 0.65  # "about half of the samples"
+    assert 0.35 < float(said["python loop.py"].split()[-1]) < 0.65  # "about half of the predictions"
     after = said["python loop_with_lindt.py"]
-    assert "federation hurts" in after
-    alone, shared, used = (float(number) for number in re.findall(r"(?:alone|shared|recovery) (\d\.\d+)", after))
-    assert used >= alone - 0.02 > shared + 0.1
+    assert "federation: hurts; clients predict with dual models" in after
+    alone, shared, used = accuracies(after)
+    assert used >= alone - 0.03 > shared + 0.1
     call = re.search(r"`(lindt\.GuardedPredictor\(.+?\))`", (TUTORIALS / "your-own-loop.md").read_text())
     assert call
     mixed = f"from loop_with_lindt import *\n\ni = 4\nprint({call[1]}.weights['alone'])\n"
     (tmp_path / "mixed.py").write_text(mixed)
     assert float(command("python mixed.py", tmp_path).split()[-1]) > 0.9  # the shared model is right for half of them
+
+    # The control: the camps agree, recovery never begins, and no client has a model of its own.
+    loop = tmp_path / "loop.py"
+    assert loop.read_text().count("< 0") == 1
+    loop.write_text(loop.read_text().replace("< 0", "> 0"))
+    (tmp_path / "needed.py").write_text("from loop_with_lindt import *\n\nprint(private, verdict.needed)\n")
+    healthy = command("python needed.py", tmp_path)
+    assert "federation: undecided; clients predict with the shared model" in healthy
+    alone, shared, used = accuracies(healthy)
+    assert used == shared > alone
+    private, needed = healthy.splitlines()[-1].split()
+    assert private == "{}"
+    assert int(needed) > 420  # more held-out samples than six clients with 70
 
 
 @pytest.mark.slow
