@@ -201,22 +201,44 @@ def test_a_notebooks_cells_share_names_and_the_last_value_is_shown() -> None:
     assert notebooks.run({"cells": cells}) == ["first\n", "3\n"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
+def said_by_the_notebook(path: Path, folder: Path) -> str:
     code = (
         "import json, sys, pathlib, notebooks\n"
         "print(json.dumps(notebooks.run(notebooks.read(pathlib.Path(sys.argv[1])))))"
     )
-    env = environment(tmp_path)
+    env = environment(folder)
     env["PYTHONPATH"] += os.pathsep + str(ROOT / "docs" / "generate")
     done = subprocess.run(
-        [sys.executable, "-c", code, str(TUTORIALS / f"{name}.ipynb")],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(path)], cwd=folder, env=env, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
-    said = "".join(json.loads(done.stdout.splitlines()[-1]))
+    return "".join(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
+    said = said_by_the_notebook(TUTORIALS / f"{name}.ipynb", tmp_path)
     assert "hurts" in said
     cells = notebooks.read(TUTORIALS / f"{name}.ipynb")["cells"]
     kept = [line for cell in cells for output in cell.get("outputs", ()) for line in output["text"]]
     assert len(said.splitlines()) == len(kept)  # the outputs in the file are of this code; numbers vary by machine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_where_federation_does_not_hurt(name: str, tmp_path: Path) -> None:
+    """The control that a reader tries first: the clients that contradict the others are made to agree with them."""
+    contradict, agree = {
+        "adding-lindt-to-a-loop": ("y = y if number < 5 else 1 - y", "pass"),
+        "does-federation-help": ("labels = y[own] if number < 6 else 9 - y[own]", "labels = y[own]"),
+    }[name]
+    notebook = notebooks.read(TUTORIALS / f"{name}.ipynb")
+    cells = [notebooks.source(cell).replace(contradict, agree) for cell in notebook["cells"]]
+    assert cells != [notebooks.source(cell) for cell in notebook["cells"]]
+    control = [{**cell, "source": [source]} for cell, source in zip(notebook["cells"], cells, strict=True)]
+    (tmp_path / "control.ipynb").write_text(json.dumps({"cells": control}))
+    said = said_by_the_notebook(tmp_path / "control.ipynb", tmp_path)
+    assert "hurts" not in said
+    assert "helps" in said
+    assert "None" not in said
