@@ -96,17 +96,18 @@ def test_a_page_is_short_and_its_files_are_valid(page: str) -> None:
 @pytest.mark.slow
 def test_a_first_run(tmp_path: Path) -> None:
     said = list(play("first-run", tmp_path).values())
-    ill, shown, control = said[0], said[1], said[4]
+    ill, shown, control, short = said[0], said[1], said[4], said[-1]
     assert "hurts" in ill
     assert "hurts" in shown
     assert "helps" in control
     assert "helps" in said[5]  # lindt runs
-    assert "undecided" in said[-1].lower()
+    assert "shared model alone hurts" in short
     rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
     assert {"client", "beta"} <= rows[0].keys()
     assert (tmp_path / "both.html").stat().st_size > 100_000
     assert rounds(tmp_path / "runs/digits-backdoor-seed0")[-1]["flag"]
     assert not any(line["flag"] for line in rounds(tmp_path / "runs/digits-control-seed0"))  # recovery never starts
+    assert len(rounds(tmp_path / "runs/short")) == 20
 
 
 @pytest.mark.slow
@@ -122,6 +123,19 @@ def test_your_own_task(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs/clinics/summary.json").read_text())["recovery_rounds"] > 0
     names = [one["name"] for one in json.loads((tmp_path / "runs/clinics/run.json").read_text())["clients"]]
     assert names[:2] == ["clinic 0", "clinic 1"]
+    problem = tmp_path / "clinics.py"
+    [line] = [line for line in problem.read_text().splitlines() if "1 - y" in line]  # "leave out the line"
+    problem.write_text(problem.read_text().replace(f"{line}\n", ""))
+    assert "undecided" in command("lindt run --task clinics:problem --rounds 40 --out runs/control", tmp_path).lower()
+
+
+def test_no_tutorial_shortens_the_training_that_gains_are_measured_against() -> None:
+    """Models trained alone for too few epochs are weak, and then federation looks better than it is."""
+    warned = ROOT / "docs" / "verdict.md"  # says what a smaller number does
+    pages = {ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *TUTORIALS.glob("*.ipynb")} - {warned}
+    for page in [*pages, *(ROOT / "examples").rglob("*.py"), *(ROOT / "examples").rglob("*.toml")]:
+        assert not re.search(r"alone\.epochs\W{1,5}\d", page.read_text()), page
+    assert "then every gain is too large" in warned.read_text()
 
 
 def accuracies(said: str) -> list[float]:
