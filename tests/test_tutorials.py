@@ -96,17 +96,18 @@ def test_a_page_is_short_and_its_files_are_valid(page: str) -> None:
 @pytest.mark.slow
 def test_a_first_run(tmp_path: Path) -> None:
     said = list(play("first-run", tmp_path).values())
-    ill, shown, control = said[0], said[1], said[4]
+    ill, shown, control, short = said[0], said[1], said[4], said[-1]
     assert "hurts" in ill
     assert "hurts" in shown
     assert "helps" in control
     assert "helps" in said[5]  # lindt runs
-    assert "undecided" in said[-1].lower()
+    assert "shared model alone hurts" in short
     rows = list(csv.DictReader((tmp_path / "clients.csv").read_text().splitlines()))
     assert {"client", "beta"} <= rows[0].keys()
     assert (tmp_path / "both.html").stat().st_size > 100_000
     assert rounds(tmp_path / "runs/digits-backdoor-seed0")[-1]["flag"]
     assert not any(line["flag"] for line in rounds(tmp_path / "runs/digits-control-seed0"))  # recovery never starts
+    assert len(rounds(tmp_path / "runs/short")) == 20
 
 
 @pytest.mark.slow
@@ -122,21 +123,52 @@ def test_your_own_task(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs/clinics/summary.json").read_text())["recovery_rounds"] > 0
     names = [one["name"] for one in json.loads((tmp_path / "runs/clinics/run.json").read_text())["clients"]]
     assert names[:2] == ["clinic 0", "clinic 1"]
+    problem = tmp_path / "clinics.py"
+    [line] = [line for line in problem.read_text().splitlines() if "1 - y" in line]  # "leave out the line"
+    problem.write_text(problem.read_text().replace(f"{line}\n", ""))
+    assert "undecided" in command("lindt run --task clinics:problem --rounds 40 --out runs/control", tmp_path).lower()
+
+
+def test_no_tutorial_shortens_the_training_that_gains_are_measured_against() -> None:
+    """Models trained alone for too few epochs are weak, and then federation looks better than it is."""
+    warned = ROOT / "docs" / "verdict.md"  # says what a smaller number does
+    pages = {ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *TUTORIALS.glob("*.ipynb")} - {warned}
+    for page in [*pages, *(ROOT / "examples").rglob("*.py"), *(ROOT / "examples").rglob("*.toml")]:
+        assert not re.search(r"alone\.epochs\W{1,5}\d", page.read_text()), page
+    assert "then every gain is too large" in warned.read_text()
+
+
+def accuracies(said: str) -> list[float]:
+    """Alone, shared, and what clients use, as `loop_with_lindt.py` prints them."""
+    return [float(found) for found in re.findall(r"^(?:alone|shared|what clients use): (\d\.\d+)$", said, re.MULTILINE)]
 
 
 @pytest.mark.slow
 def test_your_own_loop(tmp_path: Path) -> None:
     said = play("your-own-loop", tmp_path)
-    assert 0.35 < float(said["python loop.py"].split()[-1]) < 0.65  # "about half of the samples"
+    assert 0.35 < float(said["python loop.py"].split()[-1]) < 0.65  # "about half of the predictions"
     after = said["python loop_with_lindt.py"]
-    assert "federation hurts" in after
-    alone, shared, used = (float(number) for number in re.findall(r"(?:alone|shared|recovery) (\d\.\d+)", after))
-    assert used >= alone - 0.02 > shared + 0.1
+    assert "federation: hurts; clients predict with dual models" in after
+    alone, shared, used = accuracies(after)
+    assert used >= alone - 0.03 > shared + 0.1
     call = re.search(r"`(lindt\.GuardedPredictor\(.+?\))`", (TUTORIALS / "your-own-loop.md").read_text())
     assert call
     mixed = f"from loop_with_lindt import *\n\ni = 4\nprint({call[1]}.weights['alone'])\n"
     (tmp_path / "mixed.py").write_text(mixed)
     assert float(command("python mixed.py", tmp_path).split()[-1]) > 0.9  # the shared model is right for half of them
+
+    # The control: the camps agree, recovery never begins, and no client has a model of its own.
+    loop = tmp_path / "loop.py"
+    assert loop.read_text().count("< 0") == 1
+    loop.write_text(loop.read_text().replace("< 0", "> 0"))
+    (tmp_path / "needed.py").write_text("from loop_with_lindt import *\n\nprint(private, verdict.needed)\n")
+    healthy = command("python needed.py", tmp_path)
+    assert "federation: undecided; clients predict with the shared model" in healthy
+    alone, shared, used = accuracies(healthy)
+    assert used == shared > alone
+    private, needed = healthy.splitlines()[-1].split()
+    assert private == "{}"
+    assert int(needed) > 420  # more held-out samples than six clients with 70
 
 
 @pytest.mark.slow
@@ -183,22 +215,44 @@ def test_a_notebooks_cells_share_names_and_the_last_value_is_shown() -> None:
     assert notebooks.run({"cells": cells}) == ["first\n", "3\n"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
+def said_by_the_notebook(path: Path, folder: Path) -> str:
     code = (
         "import json, sys, pathlib, notebooks\n"
         "print(json.dumps(notebooks.run(notebooks.read(pathlib.Path(sys.argv[1])))))"
     )
-    env = environment(tmp_path)
+    env = environment(folder)
     env["PYTHONPATH"] += os.pathsep + str(ROOT / "docs" / "generate")
     done = subprocess.run(
-        [sys.executable, "-c", code, str(TUTORIALS / f"{name}.ipynb")],
-        cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(path)], cwd=folder, env=env, capture_output=True, text=True, timeout=900
+    )
     assert done.returncode == 0, done.stderr
-    said = "".join(json.loads(done.stdout.splitlines()[-1]))
+    return "".join(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs(name: str, tmp_path: Path) -> None:
+    said = said_by_the_notebook(TUTORIALS / f"{name}.ipynb", tmp_path)
     assert "hurts" in said
     cells = notebooks.read(TUTORIALS / f"{name}.ipynb")["cells"]
     kept = [line for cell in cells for output in cell.get("outputs", ()) for line in output["text"]]
     assert len(said.splitlines()) == len(kept)  # the outputs in the file are of this code; numbers vary by machine
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_where_federation_does_not_hurt(name: str, tmp_path: Path) -> None:
+    """The control that a reader tries first: the clients that contradict the others are made to agree with them."""
+    contradict, agree = {
+        "adding-lindt-to-a-loop": ("y = y if number < 5 else 1 - y", "pass"),
+        "does-federation-help": ("labels = y[own] if number < 6 else 9 - y[own]", "labels = y[own]"),
+    }[name]
+    notebook = notebooks.read(TUTORIALS / f"{name}.ipynb")
+    cells = [notebooks.source(cell).replace(contradict, agree) for cell in notebook["cells"]]
+    assert cells != [notebooks.source(cell) for cell in notebook["cells"]]
+    control = [{**cell, "source": [source]} for cell, source in zip(notebook["cells"], cells, strict=True)]
+    (tmp_path / "control.ipynb").write_text(json.dumps({"cells": control}))
+    said = said_by_the_notebook(tmp_path / "control.ipynb", tmp_path)
+    assert "hurts" not in said
+    assert "helps" in said
+    assert "None" not in said
