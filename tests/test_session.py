@@ -323,22 +323,25 @@ class TestPlaying:
             lindt.open(run.folder).model(0)
 
     def test_further_fields_of_a_problem_pass_through(self, tmp_path: Path) -> None:
-        names = ("Bern", "Berlin", "Bonn", "Bonn")
+        names = ("Bern", "Berlin", "Bonn", "Basel")
         run = lindt.run(plan(rounds=1), out=tmp_path / "run", client_names=names, class_names=("a", "b", "c"), **OWN)
         about = json.loads((run.folder / "run.json").read_text())
         assert about["class_names"] == ["a", "b", "c"]
         x = CLIENTS[1][1][0]
         assert torch.equal(run.predict("Berlin", x), run.predict(1, x))
-        with pytest.raises(UserError, match=r"client 'Bonn': 2 clients of .* have this name"):
-            run.model("Bonn")
         assert "1 Berlin" in run._repr_html_()
         assert tuple(run.scores["client_name"]) == names
         for wrong, said in (
             ((7, 8, 9, 10), "7 is of type int; give texts"),
             ("abcd", "it is of type str; give a list"),
+            (("a", "b", "b", "c"), "2 clients are named 'b'; give each client its own name"),
         ):
             with pytest.raises(UserError, match=f"client_names: {said}"):
                 Problem(CLIENTS, net, client_names=wrong)  # type: ignore[arg-type]
+        about["clients"][3]["name"] = "Bonn"  # a Flower app may name two nodes alike
+        (run.folder / "run.json").write_text(json.dumps(about))
+        with pytest.raises(UserError, match=r"client 'Bonn': 2 clients of .* have this name"):
+            run.model("Bonn")
 
     def test_any_module_can_recover_and_a_chosen_method_is_left_alone(self, tmp_path: Path) -> None:
         small = {"rounds": 1, "alone.epochs": 1}
@@ -372,6 +375,56 @@ class TestPlaying:
         with pytest.raises(UserError, match=rf"overrides: {name} has no effect with optimizer="):
             lindt.run(plan(), overrides={name: value}, optimizer=torch.optim.SGD, out=tmp_path / "run", **OWN)
         assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize("given", ["clients", "problem", "task"])
+    @pytest.mark.parametrize(
+        "overrides",
+        [{"data.clients": 10}, {"data.source": "mnist-small"}, {"data": {"clients": 10}}, {"model": "lstm"}],
+        ids=str,
+    )
+    def test_fields_that_the_given_data_replace_are_refused(
+        self, overrides: dict[str, object], given: str, tmp_path: Path
+    ) -> None:
+        (name,) = overrides
+        texts = [f"{name}={value}" for name, value in overrides.items() if not isinstance(value, dict)]
+        with task_module(lambda: Problem(CLIENTS, net)) as task:
+            own = {"clients": OWN, "problem": {"problem": Problem(CLIENTS, net)}, "task": {"task": task}}[given]
+            for changes in (overrides, texts) if texts else (overrides,):
+                with pytest.raises(UserError, match=f"overrides: {name} has no effect with {given}=, which gives data"):
+                    lindt.run(plan(), overrides=changes, out=tmp_path / "run", **own)
+            assert not (tmp_path / "run").exists()
+
+    def test_a_plan_may_describe_other_data_than_the_given_ones(self, tmp_path: Path) -> None:
+        """As presets do; and overrides describe the plan's own data where only a metric or an optimizer is given."""
+        for out, preset in (("preset", "digits-control"), ("file", tmp_path / "preset" / "plan.toml")):
+            changes = {"rounds": 1, "alone.epochs": 1, "environment.participation.rate": 1.0}
+            run = lindt.run(preset, overrides=changes, out=tmp_path / out, **OWN)
+            assert (run.plan.data.clients, run.plan.data.source) == (20, "digits")
+        few = changes | {"data.clients": 4}
+        run = lindt.run("digits-control", overrides=few, accumulate=2, out=tmp_path / "own", progress=False)
+        assert len(json.loads((run.folder / "run.json").read_text())["clients"]) == 4
+
+    def test_a_run_that_an_earlier_version_began_with_such_a_field_goes_on(self, tmp_path: Path) -> None:
+        begun = replace(plan(), data=replace(plan().data, clients=10))
+        run = lindt.run(begun, out=tmp_path / "run", **OWN)
+        again = lindt.run(plan(), overrides={"data.clients": 10}, out=tmp_path / "run", resume=True, **OWN)
+        assert again.summary == run.summary
+
+    @pytest.mark.parametrize("given", ["clients", "problem", "task"])
+    def test_given_weights_may_be_asked_for(self, given: str, tmp_path: Path) -> None:
+        weights = [1, 2, 3, 4]
+        with task_module(lambda: Problem(CLIENTS, net, weights=weights)) as task:
+            own = {
+                "clients": OWN | {"weights": weights},
+                "problem": {"problem": Problem(CLIENTS, net, weights=weights), "progress": False},
+                "task": {"task": task, "progress": False, "engine": "inprocess"},
+            }[given]
+            run = lindt.run(plan(), overrides={"scoring.weighting": "given"}, out=tmp_path / "run", **own)
+            assert (run.plan.scoring.weighting, run.plan.scoring.weights) == ("given", (1.0, 2.0, 3.0, 4.0))
+            plain = lindt.run(plan(), out=tmp_path / "plain", **own)
+            assert (plain.folder / "rounds.jsonl").read_bytes() == (run.folder / "rounds.jsonl").read_bytes()
+            again = lindt.run(plan(), overrides=["scoring.weighting=given"], out=run.folder, resume=True, **own)
+            assert again.summary == run.summary
 
     def test_an_optimizer_and_weights_of_ones_own_reach_the_clients(self, tmp_path: Path) -> None:
         def adam(parameters: Any) -> torch.optim.Optimizer:

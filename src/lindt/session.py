@@ -106,15 +106,22 @@ def run(
         plan = OWN
     resolved = resolve(plan, overrides, task=task)
     own = own_problem(resolved, problem, given)
-    named = [str(entry).partition("=")[0] for entry in overrides]
+    named = [str(entry).partition("=")[0].strip() for entry in overrides]
+    given_as = "task=" if task else "problem=" if problem is not None else "clients=" if "clients" in given else ""
+    folder = Path(out) if out is not None else Path("runs") / f"{resolved.name}-seed{resolved.seed}"
+    begun = (folder / "plan.toml").exists()
+    for name in named if given_as and not begun else ():  # a run of an earlier version may have been begun with one
+        if name.partition(".")[0] in ("data", "model"):
+            raise UserError(
+                f"overrides: {name} has no effect with {given_as}, which gives data and model; leave it out"
+            )
     if own is not None and own.optimizer is not None:
         for name in named:
             if name == "training.rate" or name.startswith("training.optimizer"):
                 raise UserError(f"overrides: {name} has no effect with optimizer=, which has its own; leave one out")
     if plan == OWN and own is not None:
         resolved = _fitting_recovery(resolved, own, named)
-    folder = Path(out) if out is not None else Path("runs") / f"{resolved.name}-seed{resolved.seed}"
-    if (folder / "plan.toml").exists():
+    if begun:
         _require_same(folder, resolved, own, task, resume)
     else:
         require_free(folder, "out =")

@@ -423,6 +423,27 @@ def test_a_layer_without_a_name_of_its_own_is_called_one(browser: Browser, tmp_p
     tab.page.close()
 
 
+@pytest.mark.parametrize(
+    ("percent", "metric", "heading"),
+    [(True, "accuracy", "Accuracy"), (True, "macro_f1", "Macro f1"), (False, "accuracy", "Score")],
+    ids=["accuracy", "by name", "of a regression"],
+)
+def test_the_scores_are_headed_by_their_metric(
+    percent: bool, metric: str, heading: str, browser: Browser, tmp_path: Path
+) -> None:
+    folder = write_run(
+        tmp_path / "run", mended(), the_about=about(metric_in_percent=percent),
+        the_plan=plan(scoring={"metric": metric}),
+    )  # fmt: skip
+    write_report([folder], tmp_path / "report.html")
+    tab = Tab(browser)
+    tab.page.goto(f"file://{tmp_path / 'report.html'}")
+    expect(tab.page.locator("section.block h2").nth(1)).to_have_text(heading)
+    expect(tab.page.get_by_role("img", name="Local, central and private scores over rounds")).to_be_visible()
+    assert tab.wrong == []
+    tab.page.close()
+
+
 def test_names_are_text_and_every_state_has_words(browser: Browser, tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)>"
     lines = [

@@ -434,6 +434,9 @@ def test_weights_of_clients_are_the_plans() -> None:
     ((_, found),) = federate(asked, clients=clients(), model=net, weights=[1, 2, 0], preflight=False)
     ((_, expected),) = federate(given, clients=clients(), model=net, preflight=False)
     assert found.scores == expected.scores
+    without = replace(asked, scoring=replace(asked.scoring, weighting="given"))
+    ((_, again),) = federate(without, clients=clients(), model=net, weights=[1, 2, 0], preflight=False)
+    assert again.scores == expected.scores
     with pytest.raises(PlanError, match=r"scoring.weights = .*: give one weight for each of 3 clients"):
         last_w(asked, problem=Problem(clients(), net, weights=[1, 2]))
     with pytest.raises(PlanError, match=r"scoring.weighting = 'size': the problem has weights"):

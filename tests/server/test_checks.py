@@ -363,6 +363,19 @@ def test_a_mistake_is_refused_by_a_sentence(name: str) -> None:
     assert sentence in str(refused(**changed))
 
 
+def test_every_class_and_every_client_has_a_name_of_its_own() -> None:
+    two = clients(lambda x, y: (x, (y > 0).long() if len(y) == 40 else y))  # class 2 in the test data only
+    for own in (clients(), two):
+        with pytest.raises(UserError) as caught:
+            next(federate(PLAN, problem=Problem(own, net, class_names=("cat", "dog"))))
+        assert str(caught.value) == (
+            "class_names: it has 2, but client 0 has the label 2; give one name for each class, from that of class 0 on"
+        )
+    next(federate(PLAN, problem=Problem(clients(), net, class_names=("cat", "dog", "cow", "hen"))))  # no hen occurs
+    with pytest.raises(UserError, match="client_names: 2 clients are named 'Bern'; give each client its own name"):
+        Problem(clients(), net, client_names=("Bern", "Bonn", "Bern"))
+
+
 @pytest.mark.parametrize("name", ["digits-control", "own.toml"])
 def test_the_name_of_a_plan_is_no_plan(name: str) -> None:
     assert f"plan: it is of type str; give a Plan: lindt.resolve('{name}')" in str(refused(plan=name))

@@ -329,6 +329,9 @@ def test_what_only_the_data_can_tell_is_checked_before_anything_trains() -> None
     assert "method.adaptation.points = 'fc9': no such submodule" in complaint(tiny(method=dual))
     weights = Scoring(weighting="given", weights=(1.0,) * 5)
     assert "scoring.weights" in complaint(tiny(scoring=weights))
+    assert complaint(tiny(scoring=Scoring(weighting="given"))) == (
+        "scoring.weights = (): weighting is 'given': give one weight for each client, or weights= beside clients="
+    )
     with pytest.raises(UserError, match="give both"):
         next(federate(tiny(), model=line))
 

@@ -232,15 +232,12 @@ class Scoring:
         metrics = kinds(Metric)
         require(self.metric in metrics, "metric", self.metric, f"choose among {sorted(metrics)}")
         require(self.panel == 0 or self.panel >= 2, "panel", self.panel, "give at least 2 clients, or 0")
-        given = self.weighting == "given"
-        require(
-            given == bool(self.weights),
-            "weights",
-            self.weights,
-            "set weighting = 'given' and one weight for each client",
-        )
+        # "given" without weights: those of the problem (`settled`); `server.checks` refuses it where there are none.
+        given, fix = self.weighting == "given", "set weighting = 'given' and one weight for each client"
+        require(given or not self.weights, "weights", self.weights, fix)
         require(all(a >= 0 for a in self.weights), "weights", self.weights, "give weights of 0 or more")
-        require(not given or sum(self.weights) > 0, "weights", self.weights, "give at least one weight above 0")
+        above = not self.weights or sum(self.weights) > 0
+        require(above, "weights", self.weights, "give at least one weight above 0")
 
 
 @final

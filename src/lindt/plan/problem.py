@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -76,8 +77,8 @@ class Problem:
     loss: Loss = cross_entropy  # of outputs and targets
     # A Metric, or a function of outputs and targets that returns one number per sample; None for the plan's.
     metric: Metric | Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    class_names: tuple[str, ...] = ()  # for pages and tables
-    client_names: tuple[str, ...] = ()  # one for each client, or empty
+    class_names: tuple[str, ...] = ()  # for pages and tables: one for each class, or empty
+    client_names: tuple[str, ...] = ()  # one for each client, no two the same, or empty
     # `optimizer(parameters)` builds the optimizer of the clients' steps; None for the plan's training.optimizer.
     optimizer: Optimizer | None = None
     # `schedule(optimizer)` builds an LRScheduler that changes its rate after each step of a round; the plan's `decay`
@@ -111,6 +112,9 @@ class Problem:
             _require_texts(field_name, getattr(self, field_name))
         if self.client_names and len(self.client_names) != N:
             raise UserError(f"client_names: it has {len(self.client_names)}; give one for each of {N} clients")
+        name, times = Counter(self.client_names).most_common(1)[0] if self.client_names else ("", 1)
+        if times > 1:
+            raise UserError(f"client_names: {times} clients are named {in_short(name)}; give each client its own name")
         self._check_scoring()
         self._check_training()
 
@@ -214,7 +218,7 @@ def settled(plan: Plan, problem: Problem) -> Plan:
         plan = replace(plan, training=training)
     if problem.weights:
         scoring = replace(plan.scoring, weighting="given", weights=tuple(problem.weights))
-        if plan.scoring not in (scoring, replace(plan.scoring, weighting="equal", weights=())):
+        if plan.scoring not in (scoring, replace(scoring, weights=()), replace(scoring, weighting="equal", weights=())):
             fix = "the problem has weights of its own; leave out one of the two"
             raise PlanError("scoring.weighting", plan.scoring.weighting, fix)
         plan = replace(plan, scoring=scoring)

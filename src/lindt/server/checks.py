@@ -81,6 +81,9 @@ def check(plan: Plan, problem: Problem) -> nn.Module:
     ):
         fix = "no client has a validation part: give clients as (train, validation, test), or set detection = 'gain'"
         raise PlanError("early_stop.patience", plan.early_stop.patience, fix)
+    if plan.scoring.weighting == "given" and not weights:
+        fix = "weighting is 'given': give one weight for each client, or weights= beside clients="
+        raise PlanError("scoring.weights", weights, fix)
     if weights and len(weights) != N:
         raise PlanError("scoring.weights", weights, f"give one weight for each of {N} clients")
     if weights and not any(weights[i] for i in counted):
@@ -268,6 +271,12 @@ def _dry(plan: Plan, problem: Problem, model: nn.Module, data: Examples, owner: 
     with _users_code(f"{owner}: its labels cannot be read"):
         labels = data.labels
     _check_labels(owner, labels, outputs, metric)
+    names, highest = problem.class_names, -1 if labels.is_floating_point() or not labels.numel() else int(labels.max())
+    if names and highest >= len(names):
+        raise UserError(
+            f"class_names: it has {len(names)}, but {owner} has the label {highest}; give one name for each class, "
+            "from that of class 0 on"
+        )
     with _broadcasting():
         with _users_code(f"{owner}: the loss does not take {shapes}"):
             value = problem.loss(outputs, y)

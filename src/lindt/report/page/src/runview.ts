@@ -33,7 +33,8 @@ export function runView(): View {
   const counts = lineChart(VIEW, "Rounds above epsilon so far, against r\u2032", 130);
   const events = el("ol", { class: "events" });
   const divergence = block("Delta against epsilon", "The mean distance of the clients' weights from the shared model, less the noise. A detector that uses Delta suspects NFL after more than r\u2032 rounds above its epsilon. Delta can stay high in a healthy federation.", deltas.node, counts.node, events);
-  const scores = lineChart(VIEW, "Local, central and private accuracy over rounds", 260);
+  const scores = lineChart(VIEW, "Local, central and private scores over rounds", 260);
+  const measured = block("Score", "Local: the clients' predictions, each on its own test data. Central: the shared model, on the test data of all clients. Alone: the models that the clients trained alone.", scores.node);
   const place = el("div", {});
   const gains = gainChart(choose, (number) => {
     const client = current?.clients.find((one) => one.client === number);
@@ -51,7 +52,7 @@ export function runView(): View {
     { class: "run" },
     verdict,
     divergence,
-    block("Accuracy", "Local: the clients' predictions, each on its own test data. Central: the shared model, on the test data of all clients. Alone: the models that the clients trained alone.", scores.node),
+    measured,
     block(
       "Gain of each client",
       "The score of a client's predictions, less that of the model that it trained alone. Solid bars: clear by a paired test on the client's test samples. Pale bars: perhaps chance.",
@@ -151,6 +152,8 @@ export function runView(): View {
     const told = happenings(run).filter((one) => one.kind !== "refused");
     (reports ? events : testedEvents).replaceChildren();
     (reports ? testedEvents : events).replaceChildren(...told.slice(-30).map((one) => el("li", { class: one.kind }, el("b", {}, `Round ${one.round}: `), one.text)));
+    const metric = measured.querySelector("h2");
+    if (metric) metric.textContent = run.metric.charAt(0).toUpperCase() + run.metric.slice(1);
     scores.draw({
       ...common,
       lines: [
