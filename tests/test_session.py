@@ -530,8 +530,10 @@ class TestPlaying:
         doubtful += CLIENTS[1:]
         with pytest.warns(PreflightWarning, match="client 0"):
             run = lindt.run(plan(rounds=1), out=tmp_path / "run", **{**OWN, "clients": doubtful})
-        assert len(run.verdict.warnings) == 1
-        assert html.escape(run.verdict.warnings[0]) in run._repr_html_()
+        checks, weak = run.verdict.warnings  # in one round of few samples the private models learn nothing
+        assert checks.startswith("client 0")
+        assert "a gain over them says little" in weak
+        assert all(html.escape(said) in run._repr_html_() for said in (checks, weak))
         with pytest.raises(UserError, match="its test data are its training data"):
             lindt.run(plan(), out=tmp_path / "other", **{**OWN, "clients": [(CLIENTS[0][0],) * 2] * 2})
 
