@@ -531,7 +531,7 @@ class TestPlaying:
         with pytest.warns(PreflightWarning, match="client 0"):
             run = lindt.run(plan(rounds=1), out=tmp_path / "run", **{**OWN, "clients": doubtful})
         checks, weak = run.verdict.warnings  # in one round of few samples the private models learn nothing
-        assert checks.startswith("client 0")
+        assert "client 0" in checks
         assert "a gain over them says little" in weak
         assert all(html.escape(said) in run._repr_html_() for said in (checks, weak))
         with pytest.raises(UserError, match="its test data are its training data"):
