@@ -20,7 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, final
 from weakref import WeakValueDictionary
@@ -34,7 +34,7 @@ from safetensors.numpy import load
 
 from lindt.errors import UserError
 from lindt.flower.measure import chain, reports_privacy
-from lindt.flower.messages import log_message
+from lindt.flower.messages import changed_settings, log_message
 from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import ValidReplies
 from lindt.gains import whole_number
@@ -68,6 +68,7 @@ from lindt.server.scores import Scores, summarise
 from lindt.server.state import RoundResult
 from lindt.server.updates import Refusal
 
+Settings = dict[str, dict[str, str]]  # of each table of settings, such as run_config: a hash by name
 MEMORY = ("m_t", "v_t", "momentum_vector", "clipping_norm")  # the state of Flower's strategies between rounds
 
 
@@ -85,6 +86,7 @@ class Saved:
     sampler: Any  # the state of Python's own generator, with which Flower draws nodes
     lines: int | None = None  # the number of lines of rounds.jsonl, this one included; None if it was not recorded
     detection: DetectionState | None = None  # of the test of gains; None if clients report nothing
+    settings: Settings = field(default_factory=dict)  # of the app, as far as the server sees them
 
 
 def save(folder: Path, run: str, saved: Saved) -> None:
@@ -101,6 +103,7 @@ def save(folder: Path, run: str, saved: Saved) -> None:
         "sampler": saved.sampler,
     }
     about |= {} if saved.detection is None else {"detection": detection_table(saved.detection)}
+    about |= {"settings": saved.settings} if saved.settings else {}
     write_sealed(folder, run, saved.round, tensors, about)
     for old in _unsealed_rounds(folder):
         if old <= saved.round - KEPT:
@@ -151,7 +154,8 @@ def _saved(round: int, values: dict[str, np.ndarray], order: Any, state: dict[st
     nodes = [int(node) for node in state["nodes"]]
     recovery, line = recovery_from(state["recovery"]), dict(state["line"])
     detection = None if "detection" not in state else detection_from(state["detection"])
-    return Saved(round, arrays, memory, recovery, nodes, line, sampler, lines, detection)
+    settings = {str(table): dict(values) for table, values in dict(state.get("settings", {})).items()}
+    return Saved(round, arrays, memory, recovery, nodes, line, sampler, lines, detection, settings)
 
 
 def check_fit(saved: ArrayRecord, initial: ArrayRecord) -> None:
@@ -218,9 +222,13 @@ class RunRecorder:
         self._warned: set[str] = set()
         self._known: dict[int, dict[str, Any]] = {}  # the table of each client in run.json, by number
         self._saved: Saved | None = None
+        self._settings: Settings = {}  # as seen in this session and the ones before
 
-    def resume(self, rounds: int, strategy: Strategy, arrays: ArrayRecord, *, own_loop: bool) -> Saved | None:
+    def resume(
+        self, rounds: int, strategy: Strategy, arrays: ArrayRecord, settings: Settings, *, own_loop: bool
+    ) -> Saved | None:
         """Load the last checkpoint, with the states of the strategy and the sampler. `close` unlocks the folder."""
+        self._settings = settings
         if self.folder is None:
             return None
         self.folder.lock(own_loop=own_loop)
@@ -234,6 +242,8 @@ class RunRecorder:
         saved, damaged = load_newest(folder.checkpoint, folder.run)
         if saved:  # before anything is written: a start that is refused changes nothing
             check_fit(saved.arrays, arrays)
+            now, self._settings = self._settings, saved.settings
+            self.require_same(now)
             restore_strategy_state(strategy, saved.memory)
         done, count, pending = (saved.round, saved.lines, saved.line) if saved else (0, 0, None)
         folder.open(rounds, done, count, pending)
@@ -247,6 +257,23 @@ class RunRecorder:
             self._free = [number for number, node in enumerate(self.nodes) if not node]
             random.setstate(saved.sampler)
         return saved
+
+    def require_same(self, settings: Settings) -> None:
+        """Raise UserError if the app's settings are not those of the run's earlier rounds.
+
+        The test would else mix reports about models of other data or of another training. A table of which nothing is
+        known, before or now, is not compared.
+        """
+        for table, now in settings.items():
+            names = changed_settings(self._settings[table], now) if table in self._settings else []
+            if names:
+                which = f"{', '.join(names[:10])}{f' and {len(names) - 10} more' if len(names) > 10 else ''}"
+                where = "" if self.folder is None else f"folder = {self.folder.folder}: "
+                raise UserError(
+                    f"{where}its run was played with other settings ({table}: {which} changed); only the number of "
+                    "rounds may change. Give another folder, or the earlier settings"
+                )
+        self._settings = self._settings | settings
 
     def number(self, node: int) -> int:
         """The node's number; a new node gets the next number."""
@@ -361,7 +388,8 @@ class RunRecorder:
         self.folder.flush()
         count, line = self.folder.lines + 1, round_line(result)
         sampler = random.getstate()
-        self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, sampler, count, detection)
+        nodes, settings = list(self.nodes), self._settings
+        self._saved = Saved(round, arrays, memory, state, nodes, line, sampler, count, detection, settings)
         save(self.folder.checkpoint, self.folder.run, self._saved)
         self._write_clients(self.folder)
         self.folder.played(line)
