@@ -53,6 +53,7 @@ from lindt.flower.messages import (
 from lindt.flower.protocol import detach_visit, evaluation_visits, reports_of
 from lindt.flower.recorder import RunFolder, RunRecorder, Settings
 from lindt.flower.replies import (
+    EMPTY,
     Replies,
     ValidReplies,
     consistent_replies,
@@ -111,9 +112,9 @@ class NFLDetector(Strategy):
         counting: Of the paper's rule: `cumulative`, or `consecutive` rounds above epsilon.
         stop: Of the paper's rule: when recovery ends; by default it persists.
         again: Of the paper's rule: whether recovery may start again after its end (`rearm`), or only `once`.
-        detection: Another test than `Gain()`: `Gain(noise=b)` has each client add Laplace noise of scale b to the
-            numbers of its reports, `Gain(panel=0.5)` has half of the clients hold out data, train a private model and
-            report.
+        detection: Another test than `lindt.flower.Gain()`: `Gain(noise=b)` has each client add Laplace noise of scale
+            b to the numbers of its reports, `Gain(panel=0.5)` has half of the clients hold out data, train a private
+            model and report.
         recover_at: When recovery starts: at the early "warning", or at the "verdict" that federation hurts.
         recover: False for detection only: clients are never asked to recover.
         replies: Whether the app's clients send "weights", as Flower's strategies expect, or "updates", which your own
@@ -176,7 +177,8 @@ class NFLDetector(Strategy):
         self.strategy, self._probes = with_probes(strategy)
         self._warnings = DetectorWarnings(None if rule is None else rule.statistic, links)
         names = [type(link).__name__ for link in links if not isinstance(link, ProbeStrategy)]
-        run_folder = RunFolder(Path(folder), name, self.rule, names, self.detection) if folder is not None else None
+        where = Path(folder) if folder is not None else None
+        run_folder = RunFolder(where, name, self.rule, names, self.detection, recover=recover) if where else None
         self._recorder = RunRecorder(run_folder)
         self._experiment = run_folder.run if run_folder else uuid.uuid4().hex
         self._panel_start = seed_for(0, self._experiment, "panel") / 2**63  # in [0, 1]
@@ -263,6 +265,11 @@ class NFLDetector(Strategy):
             self._warnings.resumed()
         if self.detection.reports:
             self._warnings.reports(self._noise)
+        if isinstance(self.rule, OnDetection) and num_rounds <= self.rule.patience:
+            rule = f"NFL is detected in more than r' = {self.rule.patience} rounds above epsilon"
+            log_message(
+                f"{rule}, but the run has {num_rounds}: plan more rounds, or give a smaller patience", warn=True
+            )
         if isinstance(self.detection, Gain) and (short := too_short(self.detection.start, num_rounds)):
             log_message(short, warn=True)
         self._played, self._offset = self._since, 0 if own_loop else self._since
@@ -465,6 +472,13 @@ class NFLDetector(Strategy):
         )
         self._played = round
         self._tell(round, valid, detected=self.state.detections > before)
+        panel = any(map(self._on_panel, valid.nodes))
+        if self.detection.reports and round == self._since + 1 and panel and not visits and not gains:
+            log_message(
+                f"round {round}: no client's app is wrapped, so nothing is tested: add app = lindt.flower.wrap(app) as "
+                "the last line of the client's file, and check that clientapp in pyproject.toml names that app",
+                warn=True,
+            )
         self._tell_clients(round, [visits.get(id(r)) for r in valid.passed if not r.has_error()], len(reports))
         if self.detection.reports:
             self._tell_verdict(round, stopped=recovering and not self.state.on)
@@ -488,7 +502,11 @@ class NFLDetector(Strategy):
         reports = {node: report for node, report in reports.items() if node not in refused}
         replies, odd = consistent_replies(replies, self._weighted_by)
         for node, fault in (faults | odd).items():
-            log_message(f"round {round}: node {node} sent a malformed report: {fault}", warn=True)
+            if fault == EMPTY:
+                who = self._recorder.name(node)
+                log_message(f"round {round}: {who} has no test samples; its evaluation is left out", warn=True)
+            else:
+                log_message(f"round {round}: node {node} sent a malformed report: {fault}", warn=True)
         metrics = self.strategy.aggregate_evaluate(round, replies)
         self.scores = self._recorder.scored(round, reports)
         if self.scores is None:

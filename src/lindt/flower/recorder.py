@@ -42,7 +42,7 @@ from lindt.plan.file import to_dict
 from lindt.plan.metrics import Accuracy
 from lindt.protocols import Detection, DetectionState, Divergence, GainReport, Recovery, RecoveryState
 from lindt.runs.files import remove, unseal_arrays
-from lindt.runs.schema import FROM_FLOWER, scores_record
+from lindt.runs.schema import BEST_OF, CHOSEN, DETECTION_ONLY, FROM_FLOWER, scores_record
 from lindt.runs.store import (
     FORMAT,
     KEPT,
@@ -310,6 +310,11 @@ class RunRecorder:
             self._update_client(self.number(node), name=name, node=str(node))
         return frozenset(refused)
 
+    def name(self, node: int) -> str:
+        """`client 3`: the name that the node's client sent, or `node 42`."""
+        client = self._claims.get(node)
+        return f"node {node}" if client is None else f"client {client}"
+
     def _refuse_name(self, round: int, node: int, name: str, other: int, *, kept: bool) -> None:
         whose = f"which is node {other}'s: node {node}" if kept else f"and so does node {other}: each"
         text = (
@@ -447,14 +452,17 @@ class RunRecorder:
         names = [f"{self._known[client]['name']} ({beta:+.3f})" for beta, client in hurt[:10]]
         more = f" and {len(hurt) - 10} more" if len(hurt) > 10 else ""
         who = f"worse off than alone: {', '.join(names)}{more}" if names else "no client is worse off than alone"
-        chosen = ", with models chosen on the same data" if CHOSEN in scores.notes else ""
+        chosen = scores.notes.get(CHOSEN, 0.0)
+        if chosen and not names:  # by construction, which is no finding
+            some = "clients" if chosen == 1 else "clients in recovery"
+            who = f"{some} {BEST_OF.format('this', 'it')}"
+        same = ", with models chosen on the same data" if chosen and names else ""
         gain = f"mean gain over training alone {scores.beta:+.3f}"
-        log_message(f"round {round}: {gain}{chosen}; {who}", warn=scores.beta < 0)
+        log_message(f"round {round}: {gain}{same}; {who}", warn=scores.beta < 0)
 
 
 TASK = FROM_FLOWER
 MOST_NOTES: Final = 100
-CHOSEN: Final = "chosen on the same data"  # a note: the share of clients whose model was chosen on their test data
 # The detector cannot see when a loop of the user's own ends. A new loop on the same folder ends the one before it.
 _OWN_LOOPS: Final[WeakValueDictionary[Path, RunFolder]] = WeakValueDictionary()
 
@@ -469,11 +477,18 @@ class RunFolder:
     """
 
     def __init__(
-        self, folder: Path, name: str, rule: Recovery, strategies: list[str], detection: Detection | None = None
+        self,
+        folder: Path,
+        name: str,
+        rule: Recovery,
+        strategies: list[str],
+        detection: Detection | None = None,
+        *,
+        recover: bool = True,
     ) -> None:
         self.folder, self.rule, self.log = folder, rule, RoundLog(folder)
         self.detection: Detection = detection or Delta()
-        method = {"adaptation": {"kind": "dual"}, "recovery": to_dict(rule)}
+        method = {"adaptation": {"kind": "dual" if recover else DETECTION_ONLY}, "recovery": to_dict(rule)}
         self._plan = {"method": method, "detection": to_dict(self.detection)}
         self._clock = time.perf_counter()
         self._lock, self._process, self._is_open = ExitStack(), 0, False

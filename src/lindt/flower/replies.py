@@ -92,6 +92,7 @@ Replies = Literal["weights", "updates"]
 Values = dict[str, np.ndarray]
 
 
+EMPTY: Final = "it has no test samples"  # why the reply to an evaluation is refused
 UPDATE_LIKE: Final = 0.5  # a reply whose length is below this share of its distance from w may be an update
 Structure = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -416,6 +417,8 @@ def _size(reply: Message, weighted_by: str, usual: Layout | None) -> float:
         raise ValueError("its records or metrics have other names or lengths than most others'")
     metrics = reply.content.metric_records
     value = next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
+    if isinstance(value, int | float) and value == 0:
+        raise ValueError(EMPTY)
     if fault := size_fault(
         value, weighted_by, whole=False
     ):  # a mean over replies that all have size 0 would divide by zero
