@@ -119,6 +119,30 @@ class TestChosenOnTheSameData:
         )
 
 
+def test_all_calls_for_a_message_have_its_id_and_the_apps_own_is_the_first(tmp_path: Path) -> None:
+    """docs/flower-own-app.md shows how an app keeps side effects out of the extra calls."""
+    calls: list[tuple[str, str, float]] = []
+
+    def app(message: Message, context: Context) -> Message:
+        w = float(message.content["arrays"]["w"].numpy()[0])
+        calls.append((message.metadata.message_id, message.metadata.message_type, w))
+        return PLAIN(message, context)
+
+    class Numbered(FakeGrid):
+        def _answer(self, message: Message) -> Message | None:
+            message.metadata.__dict__["_message_id"] = f"id-{len(self.sent)}"  # as a SuperLink does
+            return super()._answer(message)
+
+    grid = Numbered(wrap(app_of(app), folder=tmp_path), 2)
+    NFLDetector(FedAvg()).start(grid, arrays(w=[0.0]), num_rounds=3)
+    assert len(calls) > len(grid.sent) == 12
+    assert {id for id, _, _ in calls} == {f"id-{number}" for number in range(12)}
+    seen = set[str]()
+    own = [call for call in calls if not (call[0] in seen or seen.add(call[0]))]  # type: ignore[func-returns-value]
+    sent = [(m.metadata.message_type, float(m.content["arrays"]["w"].numpy()[0])) for m in grid.sent]
+    assert [(kind, w) for _, kind, w in own] == sent
+
+
 @pytest.mark.parametrize("settings", [{}, {"epsilon": 0.1, "patience": 1}])
 def test_a_run_that_only_detects_is_called_so(settings: dict[str, Any], tmp_path: Path) -> None:
     said_by(NFLDetector(FedAvg(), recover=False, folder=tmp_path / "run", **settings), PLAIN, rounds=3)
