@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from lindt.protocols import GainReport, Paired
     from lindt.server.detection.detector import Detector, Verdict
     from lindt.server.detection.divergence import is_negative
-    from lindt.server.detection.gain import Gain
     from lindt.server.federation import federate
     from lindt.server.state import RoundResult, RunState
     from lindt.session import run
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 _HOMES = {
     "Detector": "server.detection.detector",
-    "Gain": "server.detection.gain",
     "GainReport": "protocols",
     "GuardedPredictor": "client.adaptations.guarded",
     "Intertwined": "client.adaptations.dual",
@@ -55,7 +53,6 @@ _HOMES = {
 __all__ = [
     "METHODS",
     "Detector",
-    "Gain",
     "GainReport",
     "GuardedPredictor",
     "Intertwined",
