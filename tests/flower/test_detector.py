@@ -217,13 +217,13 @@ def test_one_client_does_not_decide_what_is_measured() -> None:
 def test_it_warns_of_a_strategy_that_takes_no_mean_and_names_the_statistic_that_helps() -> None:
     app = pushing([1, 0], [2, 0], [9, 0])
     with heard() as said:
-        start(NFLDetector(FedMedian(), 1.0, 9), app)
+        start(NFLDetector(FedMedian(), 1e9, 1), app)
     (warning,) = [text for text in said if text.startswith("!")]  # once, not every round
     assert "FedMedian does not take the mean" in warning
     assert 'statistic="spread"' in warning
     with heard() as said:
-        start(NFLDetector(FedAvg(), 1.0, 9), app)
-        start(NFLDetector(FedMedian(), 1.0, 9, statistic="spread"), app)
+        start(NFLDetector(FedAvg(), 1e9, 1), app)
+        start(NFLDetector(FedMedian(), 1e9, 1, statistic="spread"), app)
     assert not [text for text in said if text.startswith("!")]
 
 

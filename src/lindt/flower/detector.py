@@ -47,11 +47,13 @@ from lindt.flower.messages import (
     log_message,
     nameless,
     pack_records,
+    settings_of,
     with_own_config,
 )
-from lindt.flower.protocol import detach_visit, reports_of
-from lindt.flower.recorder import RunFolder, RunRecorder
+from lindt.flower.protocol import detach_visit, evaluation_visits, reports_of
+from lindt.flower.recorder import RunFolder, RunRecorder, Settings
 from lindt.flower.replies import (
+    EMPTY,
     Replies,
     ValidReplies,
     consistent_replies,
@@ -88,6 +90,7 @@ STATES: Final = {  # of the verdict, in Flower's log
     "hurts": "federation hurts",
 }
 EFFECTS: Final = STATES | {"helps": "better", "hurts": "worse"}  # of recovery
+OTHER_SETTINGS: Final = "run_config"  # in the note of a client that set models aside because of them
 VERDICTS: Final = {"hurts": -1, "too early": 0, "undecided": 0, "helps": 1}  # the metric lindt-verdict
 
 
@@ -109,9 +112,9 @@ class NFLDetector(Strategy):
         counting: Of the paper's rule: `cumulative`, or `consecutive` rounds above epsilon.
         stop: Of the paper's rule: when recovery ends; by default it persists.
         again: Of the paper's rule: whether recovery may start again after its end (`rearm`), or only `once`.
-        detection: Another test than `Gain()`: `Gain(noise=b)` has each client add Laplace noise of scale b to the
-            numbers of its reports, `Gain(panel=0.5)` has half of the clients hold out data, train a private model and
-            report.
+        detection: Another test than `lindt.flower.Gain()`: `Gain(noise=b)` has each client add Laplace noise of scale
+            b to the numbers of its reports, `Gain(panel=0.5)` has half of the clients hold out data, train a private
+            model and report.
         recover_at: When recovery starts: at the early "warning", or at the "verdict" that federation hurts.
         recover: False for detection only: clients are never asked to recover.
         replies: Whether the app's clients send "weights", as Flower's strategies expect, or "updates", which your own
@@ -174,7 +177,8 @@ class NFLDetector(Strategy):
         self.strategy, self._probes = with_probes(strategy)
         self._warnings = DetectorWarnings(None if rule is None else rule.statistic, links)
         names = [type(link).__name__ for link in links if not isinstance(link, ProbeStrategy)]
-        run_folder = RunFolder(Path(folder), name, self.rule, names, self.detection) if folder is not None else None
+        where = Path(folder) if folder is not None else None
+        run_folder = RunFolder(where, name, self.rule, names, self.detection, recover=recover) if where else None
         self._recorder = RunRecorder(run_folder)
         self._experiment = run_folder.run if run_folder else uuid.uuid4().hex
         self._panel_start = seed_for(0, self._experiment, "panel") / 2**63  # in [0, 1]
@@ -235,15 +239,17 @@ class NFLDetector(Strategy):
                 replies = grid.send_and_receive(detector.configure_train(r, arrays, config, grid))
                 arrays = detector.aggregate_train(r, replies)[0] or arrays
         """
-        return self._begin(arrays, num_rounds, own_loop=True)
+        return self._begin(arrays, num_rounds, {}, own_loop=True)
 
-    def _begin(self, arrays: ArrayRecord, num_rounds: int, *, own_loop: bool) -> tuple[int, ArrayRecord]:
+    def _begin(
+        self, arrays: ArrayRecord, num_rounds: int, settings: Settings, *, own_loop: bool
+    ) -> tuple[int, ArrayRecord]:
         self._fixed = nonfinite_names(arrays)
         if not record_vector(arrays, float_names(arrays) - self._fixed):
             raise UserError("initial_arrays: there are no floats among them; give a model's parameters")
         self._first, self._asked, self._wanting = ArrayRecord(dict(arrays)), set(), set()
         self._wrapped, self._counted, self._are_weights, self._unnamed = False, (), False, frozenset()
-        saved = self._recorder.resume(num_rounds, self.strategy, arrays, own_loop=own_loop)
+        saved = self._recorder.resume(num_rounds, self.strategy, arrays, settings, own_loop=own_loop)
         self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
         self.seen, self.products, self.scores, self._told = None, None, None, {}
         self._rounds, self._judged = num_rounds, self.detection.begin()
@@ -259,6 +265,11 @@ class NFLDetector(Strategy):
             self._warnings.resumed()
         if self.detection.reports:
             self._warnings.reports(self._noise)
+        if isinstance(self.rule, OnDetection) and num_rounds <= self.rule.patience:
+            rule = f"NFL is detected in more than r' = {self.rule.patience} rounds above epsilon"
+            log_message(
+                f"{rule}, but the run has {num_rounds}: plan more rounds, or give a smaller patience", warn=True
+            )
         if isinstance(self.detection, Gain) and (short := too_short(self.detection.start, num_rounds)):
             log_message(short, warn=True)
         self._played, self._offset = self._since, 0 if own_loop else self._since
@@ -281,7 +292,10 @@ class NFLDetector(Strategy):
         detector's methods in place of the strategy's; `own` are its further arguments.
         """
         try:
-            done, arrays = self._begin(initial_arrays, num_rounds, own_loop=False)
+            settings = run_settings(grid)
+            for table, config in (("train_config", train_config), ("evaluate_config", evaluate_config)):
+                settings[table] = settings_of({} if config is None else config)
+            done, arrays = self._begin(initial_arrays, num_rounds, settings, own_loop=False)
             if done >= num_rounds:
                 log_message(
                     f"the folder holds all {num_rounds} rounds already; give another folder for a new run", warn=True
@@ -357,6 +371,8 @@ class NFLDetector(Strategy):
                 f"NFLDetector was not started: {ORDER}, and call its start(). Inside a DP wrapper it could not see the "
                 "noise. In a loop of your own call detector.begin(arrays, rounds) first"
             )
+        if self._played == self._since:  # a loop of the user's own has no Grid before
+            self._recorder.require_same(run_settings(grid))
         round, self._sent = self._next(server_round), arrays
         messages = list(self.strategy.configure_train(round, arrays, config, grid))
         connected = list(grid.get_node_ids())
@@ -456,6 +472,13 @@ class NFLDetector(Strategy):
         )
         self._played = round
         self._tell(round, valid, detected=self.state.detections > before)
+        panel = any(map(self._on_panel, valid.nodes))
+        if self.detection.reports and round == self._since + 1 and panel and not visits and not gains:
+            log_message(
+                f"round {round}: no client's app is wrapped, so nothing is tested: add app = lindt.flower.wrap(app) as "
+                "the last line of the client's file, and check that clientapp in pyproject.toml names that app",
+                warn=True,
+            )
         self._tell_clients(round, [visits.get(id(r)) for r in valid.passed if not r.has_error()], len(reports))
         if self.detection.reports:
             self._tell_verdict(round, stopped=recovering and not self.state.on)
@@ -473,12 +496,17 @@ class NFLDetector(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         round, replies = server_round + self._offset, list(replies)
+        self._tell_notes(round, evaluation_visits(replies))  # of clients that were not asked to train
         reports, faults = reports_of(replies)
         refused = self._recorder.settle_names(round, {node: report.client for node, report in reports.items()})
         reports = {node: report for node, report in reports.items() if node not in refused}
         replies, odd = consistent_replies(replies, self._weighted_by)
         for node, fault in (faults | odd).items():
-            log_message(f"round {round}: node {node} sent a malformed report: {fault}", warn=True)
+            if fault == EMPTY:
+                who = self._recorder.name(node)
+                log_message(f"round {round}: {who} has no test samples; its evaluation is left out", warn=True)
+            else:
+                log_message(f"round {round}: node {node} sent a malformed report: {fault}", warn=True)
         metrics = self.strategy.aggregate_evaluate(round, replies)
         self.scores = self._recorder.scored(round, reports)
         if self.scores is None:
@@ -643,12 +671,19 @@ class NFLDetector(Strategy):
             log_message(
                 f"round {round}: client {', '.join(clients[:5])}{more}: no report: {one_line(problem)}", warn=True
             )
-        for visit in wrapped:
-            if visit.note:
-                text = f"round {round}: client {visit.client}: {one_line(visit.note)}"
-                log_message(text, warn=True)
-                self._recorder.note(text)
+        self._tell_notes(round, wrapped)
         self._counted = counted
+
+    def _tell_notes(self, round: int, visits: Iterable[Visit]) -> None:
+        """Log which clients have set models aside, and that earlier reports are of other settings."""
+        noted = [visit for visit in visits if visit.note]
+        texts = [f"client {visit.client}: {one_line(visit.note)}" for visit in noted]
+        if any(OTHER_SETTINGS in visit.note for visit in noted) and OTHER_SETTINGS not in self._told:
+            self._told[OTHER_SETTINGS] = True
+            texts.append("the app's settings changed: the verdict mixes reports of both; give another folder")
+        for text in texts:
+            log_message(f"round {round}: {text}", warn=True)
+            self._recorder.note(f"round {round}: {text}")
 
     def _tell_verdict(self, round: int, *, stopped: bool) -> None:
         """Log each answer of the test of gains, when it has changed."""
@@ -674,6 +709,20 @@ class NFLDetector(Strategy):
                 "predict with the shared model",
                 warn=True,
             )
+
+
+def run_settings(grid: Grid) -> Settings:
+    """The `run_config` of the app, if the Grid knows it: that of pyproject.toml and of `flwr run --run-config`.
+
+    Without it the clients alone notice that a setting has changed.
+    """
+    try:
+        from flwr.common.config import get_fused_config
+
+        found = get_fused_config(grid.run)
+    except Exception:  # noqa: BLE001  # a Grid without a run, or a version of Flower without this function
+        return {}
+    return {"run_config": settings_of(found)} if found else {}
 
 
 def _require_some(valid: ValidReplies, visits: list[Visit | None]) -> None:

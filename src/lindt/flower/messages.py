@@ -8,10 +8,12 @@ belongs to, the round. It has no field for v_i: v_i never leaves its client. A V
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, final
 
@@ -38,6 +40,21 @@ def no_report(client: str, why: str) -> str:
         f"client {client}: no report: {why}, and a report would have none; to get reports with noise, give the server "
         "NFLDetector(..., detection=Gain(noise=0.1))"
     )
+
+
+# `num-server-rounds`, `numRounds`, and not `background`. More rounds change neither the data nor the training.
+_ROUNDS: Final = re.compile(r"(?<![gG])round|Round|ROUND")
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """A hash of each setting, without the numbers of rounds. The values are not kept: one may be a password."""
+    hashed = {key: hashlib.sha256(json.dumps(value, default=str).encode()).hexdigest() for key, value in config.items()}
+    return {key: hashed[key] for key in sorted(hashed) if not _ROUNDS.search(key)}
+
+
+def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names of the settings that differ, are new or are gone."""
+    return sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
 
 
 OPTIONAL: Final[dict[str, bool | float | str]] = {  # fields of an Instruction, with their defaults

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, NoReturn, final
 
@@ -118,6 +119,17 @@ def reports_of(replies: Iterable[Message]) -> tuple[dict[int, ClientReport], dic
                 if report is not None:
                     reports[reply.metadata.src_node_id] = report
     return reports, faults
+
+
+def evaluation_visits(replies: Iterable[Message]) -> list[Visit]:
+    """The visits in the replies of an evaluation, without the malformed ones. `reports_of` takes them out."""
+    found = []
+    for reply in replies:
+        record = None if reply.has_error() else reply.content.get(REPORT)
+        if isinstance(record, ConfigRecord) and "visit" in record:
+            with suppress(ValueError):  # `reports_of` names it
+                found.append(Visit.unpack(record["visit"]))
+    return found
 
 
 def attach_gain(content: RecordDict, report: GainReport) -> None:

@@ -20,7 +20,7 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, final
 from weakref import WeakValueDictionary
@@ -34,7 +34,7 @@ from safetensors.numpy import load
 
 from lindt.errors import UserError
 from lindt.flower.measure import chain, reports_privacy
-from lindt.flower.messages import log_message
+from lindt.flower.messages import changed_settings, log_message
 from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import ValidReplies
 from lindt.gains import whole_number
@@ -42,7 +42,7 @@ from lindt.plan.file import to_dict
 from lindt.plan.metrics import Accuracy
 from lindt.protocols import Detection, DetectionState, Divergence, GainReport, Recovery, RecoveryState
 from lindt.runs.files import remove, unseal_arrays
-from lindt.runs.schema import FROM_FLOWER, scores_record
+from lindt.runs.schema import BEST_OF, CHOSEN, DETECTION_ONLY, FROM_FLOWER, scores_record
 from lindt.runs.store import (
     FORMAT,
     KEPT,
@@ -68,6 +68,7 @@ from lindt.server.scores import Scores, summarise
 from lindt.server.state import RoundResult
 from lindt.server.updates import Refusal
 
+Settings = dict[str, dict[str, str]]  # of each table of settings, such as run_config: a hash by name
 MEMORY = ("m_t", "v_t", "momentum_vector", "clipping_norm")  # the state of Flower's strategies between rounds
 
 
@@ -85,6 +86,7 @@ class Saved:
     sampler: Any  # the state of Python's own generator, with which Flower draws nodes
     lines: int | None = None  # the number of lines of rounds.jsonl, this one included; None if it was not recorded
     detection: DetectionState | None = None  # of the test of gains; None if clients report nothing
+    settings: Settings = field(default_factory=dict)  # of the app, as far as the server sees them
 
 
 def save(folder: Path, run: str, saved: Saved) -> None:
@@ -101,6 +103,7 @@ def save(folder: Path, run: str, saved: Saved) -> None:
         "sampler": saved.sampler,
     }
     about |= {} if saved.detection is None else {"detection": detection_table(saved.detection)}
+    about |= {"settings": saved.settings} if saved.settings else {}
     write_sealed(folder, run, saved.round, tensors, about)
     for old in _unsealed_rounds(folder):
         if old <= saved.round - KEPT:
@@ -151,7 +154,8 @@ def _saved(round: int, values: dict[str, np.ndarray], order: Any, state: dict[st
     nodes = [int(node) for node in state["nodes"]]
     recovery, line = recovery_from(state["recovery"]), dict(state["line"])
     detection = None if "detection" not in state else detection_from(state["detection"])
-    return Saved(round, arrays, memory, recovery, nodes, line, sampler, lines, detection)
+    settings = {str(table): dict(values) for table, values in dict(state.get("settings", {})).items()}
+    return Saved(round, arrays, memory, recovery, nodes, line, sampler, lines, detection, settings)
 
 
 def check_fit(saved: ArrayRecord, initial: ArrayRecord) -> None:
@@ -218,9 +222,13 @@ class RunRecorder:
         self._warned: set[str] = set()
         self._known: dict[int, dict[str, Any]] = {}  # the table of each client in run.json, by number
         self._saved: Saved | None = None
+        self._settings: Settings = {}  # as seen in this session and the ones before
 
-    def resume(self, rounds: int, strategy: Strategy, arrays: ArrayRecord, *, own_loop: bool) -> Saved | None:
+    def resume(
+        self, rounds: int, strategy: Strategy, arrays: ArrayRecord, settings: Settings, *, own_loop: bool
+    ) -> Saved | None:
         """Load the last checkpoint, with the states of the strategy and the sampler. `close` unlocks the folder."""
+        self._settings = settings
         if self.folder is None:
             return None
         self.folder.lock(own_loop=own_loop)
@@ -234,6 +242,8 @@ class RunRecorder:
         saved, damaged = load_newest(folder.checkpoint, folder.run)
         if saved:  # before anything is written: a start that is refused changes nothing
             check_fit(saved.arrays, arrays)
+            now, self._settings = self._settings, saved.settings
+            self.require_same(now)
             restore_strategy_state(strategy, saved.memory)
         done, count, pending = (saved.round, saved.lines, saved.line) if saved else (0, 0, None)
         folder.open(rounds, done, count, pending)
@@ -247,6 +257,23 @@ class RunRecorder:
             self._free = [number for number, node in enumerate(self.nodes) if not node]
             random.setstate(saved.sampler)
         return saved
+
+    def require_same(self, settings: Settings) -> None:
+        """Raise UserError if the app's settings are not those of the run's earlier rounds.
+
+        The test would else mix reports about models of other data or of another training. A table of which nothing is
+        known, before or now, is not compared.
+        """
+        for table, now in settings.items():
+            names = changed_settings(self._settings[table], now) if table in self._settings else []
+            if names:
+                which = f"{', '.join(names[:10])}{f' and {len(names) - 10} more' if len(names) > 10 else ''}"
+                where = "" if self.folder is None else f"folder = {self.folder.folder}: "
+                raise UserError(
+                    f"{where}its run was played with other settings ({table}: {which} changed); only the number of "
+                    "rounds may change. Give another folder, or the earlier settings"
+                )
+        self._settings = self._settings | settings
 
     def number(self, node: int) -> int:
         """The node's number; a new node gets the next number."""
@@ -282,6 +309,11 @@ class RunRecorder:
             known[name] = self.number(node)
             self._update_client(self.number(node), name=name, node=str(node))
         return frozenset(refused)
+
+    def name(self, node: int) -> str:
+        """`client 3`: the name that the node's client sent, or `node 42`."""
+        client = self._claims.get(node)
+        return f"node {node}" if client is None else f"client {client}"
 
     def _refuse_name(self, round: int, node: int, name: str, other: int, *, kept: bool) -> None:
         whose = f"which is node {other}'s: node {node}" if kept else f"and so does node {other}: each"
@@ -361,7 +393,8 @@ class RunRecorder:
         self.folder.flush()
         count, line = self.folder.lines + 1, round_line(result)
         sampler = random.getstate()
-        self._saved = Saved(round, arrays, memory, state, list(self.nodes), line, sampler, count, detection)
+        nodes, settings = list(self.nodes), self._settings
+        self._saved = Saved(round, arrays, memory, state, nodes, line, sampler, count, detection, settings)
         save(self.folder.checkpoint, self.folder.run, self._saved)
         self._write_clients(self.folder)
         self.folder.played(line)
@@ -419,14 +452,17 @@ class RunRecorder:
         names = [f"{self._known[client]['name']} ({beta:+.3f})" for beta, client in hurt[:10]]
         more = f" and {len(hurt) - 10} more" if len(hurt) > 10 else ""
         who = f"worse off than alone: {', '.join(names)}{more}" if names else "no client is worse off than alone"
-        chosen = ", with models chosen on the same data" if CHOSEN in scores.notes else ""
+        chosen = scores.notes.get(CHOSEN, 0.0)
+        if chosen and not names:  # by construction, which is no finding
+            some = "clients" if chosen == 1 else "clients in recovery"
+            who = f"{some} {BEST_OF.format('this', 'it')}"
+        same = ", with models chosen on the same data" if chosen and names else ""
         gain = f"mean gain over training alone {scores.beta:+.3f}"
-        log_message(f"round {round}: {gain}{chosen}; {who}", warn=scores.beta < 0)
+        log_message(f"round {round}: {gain}{same}; {who}", warn=scores.beta < 0)
 
 
 TASK = FROM_FLOWER
 MOST_NOTES: Final = 100
-CHOSEN: Final = "chosen on the same data"  # a note: the share of clients whose model was chosen on their test data
 # The detector cannot see when a loop of the user's own ends. A new loop on the same folder ends the one before it.
 _OWN_LOOPS: Final[WeakValueDictionary[Path, RunFolder]] = WeakValueDictionary()
 
@@ -441,11 +477,18 @@ class RunFolder:
     """
 
     def __init__(
-        self, folder: Path, name: str, rule: Recovery, strategies: list[str], detection: Detection | None = None
+        self,
+        folder: Path,
+        name: str,
+        rule: Recovery,
+        strategies: list[str],
+        detection: Detection | None = None,
+        *,
+        recover: bool = True,
     ) -> None:
         self.folder, self.rule, self.log = folder, rule, RoundLog(folder)
         self.detection: Detection = detection or Delta()
-        method = {"adaptation": {"kind": "dual"}, "recovery": to_dict(rule)}
+        method = {"adaptation": {"kind": "dual" if recover else DETECTION_ONLY}, "recovery": to_dict(rule)}
         self._plan = {"method": method, "detection": to_dict(self.detection)}
         self._clock = time.perf_counter()
         self._lock, self._process, self._is_open = ExitStack(), 0, False

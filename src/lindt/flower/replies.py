@@ -92,6 +92,7 @@ Replies = Literal["weights", "updates"]
 Values = dict[str, np.ndarray]
 
 
+EMPTY: Final = "it has no test samples"  # why the reply to an evaluation is refused
 UPDATE_LIKE: Final = 0.5  # a reply whose length is below this share of its distance from w may be an update
 Structure = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -393,7 +394,8 @@ def consistent_replies(replies: list[Message], weighted_by: str) -> tuple[list[M
             try:
                 _size(reply, weighted_by, usual)
             except ValueError as fault:
-                refused[reply.metadata.src_node_id] = one_line(str(fault))
+                empty = _layout(reply) == usual and _claimed(reply, weighted_by) == 0
+                refused[reply.metadata.src_node_id] = EMPTY if empty else one_line(str(fault))
     return [reply for reply in replies if reply.metadata.src_node_id not in refused], refused
 
 
@@ -411,11 +413,16 @@ def _usual(replies: list[Message]) -> Layout | None:
     return found.most_common(1)[0][0] if found else None
 
 
+def _claimed(reply: Message, weighted_by: str) -> object:
+    """The number of samples in a reply; 1 if it has none."""
+    metrics = reply.content.metric_records
+    return next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
+
+
 def _size(reply: Message, weighted_by: str, usual: Layout | None) -> float:
     if _layout(reply) != usual:
         raise ValueError("its records or metrics have other names or lengths than most others'")
-    metrics = reply.content.metric_records
-    value = next(iter(metrics.values())).get(weighted_by, 1.0) if metrics else 1.0
+    value = _claimed(reply, weighted_by)
     if fault := size_fault(
         value, weighted_by, whole=False
     ):  # a mean over replies that all have size 0 would divide by zero

@@ -33,7 +33,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 
 from lindt.client.private_store import forget_after, prune
 from lindt.errors import PlanError, UserError
-from lindt.flower.messages import Instruction, pack_records, unpack_records
+from lindt.flower.messages import Instruction, changed_settings, pack_records, settings_of, unpack_records
 from lindt.runs.files import BrokenError, locked, read_plain, remove, write_whole
 
 SUM: Final = 32  # bytes of the checksum
@@ -117,18 +117,18 @@ def kept_name(folder: Path, node: int, visit: str) -> str:
         return found["name"]
 
 
-DATA_WORDS: Final = ("partition", "data", "split", "alpha")  # in the names of settings that choose a client's data
-
-
 def origin_of(
     node_config: Mapping[str, Any], run_config: Mapping[str, Any], arrays: ArrayRecord, examples: int | None
 ) -> dict[str, str]:
-    """The settings that identify a client's data and model, without reading the data."""
-    chosen = {key: value for key, value in run_config.items() if any(word in key.lower() for word in DATA_WORDS)}
+    """The settings that identify a client's data, model and training, without reading the data.
+
+    Any setting of `run_config` may choose the data (`iid`), or how a model is trained (`learning-rate`): w and a P_i of
+    other settings cannot be compared.
+    """
     shapes = sorted((name, list(array.shape)) for name, array in arrays.items())
     found = {
         "node_config": json.dumps(dict(node_config), sort_keys=True, default=str),
-        "run_config": json.dumps(chosen, sort_keys=True, default=str),
+        "run_config": json.dumps(settings_of(run_config)),
         "names and shapes of arrays": hashlib.sha256(json.dumps(shapes).encode()).hexdigest(),
     }
     return found if examples is None else found | {"number of examples": str(examples)}
@@ -161,7 +161,18 @@ def set_aside_moved(home: Path, parts: Sequence[str], origin: Mapping[str, str],
             os.replace(home / part, aside / part)
     table = {"origin": kept["origin"] | dict(origin), "visitors": kept["visitors"] | {kind: who}}
     write_whole(path, json.dumps(table, sort_keys=True).encode())
-    return f"{', '.join(changed)} changed; its models are set aside and trained again" if moved else ""
+    words = [_settings_words(kept["origin"][key], origin[key]) if key == "run_config" else key for key in changed]
+    return f"{', '.join(words)} changed; its models are set aside and trained again" if moved else ""
+
+
+def _settings_words(before: str, now: str) -> str:
+    """`run_config (iid, learning-rate)`: the names of the settings that have changed."""
+    try:
+        names = changed_settings(dict(json.loads(before)), json.loads(now))
+    except (ValueError, TypeError, RecursionError):
+        return "run_config"  # the file is damaged
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return f"run_config ({', '.join(name[:60] for name in names[:10])}{more})"
 
 
 def lock_client(home: Path, wait: float = 60.0) -> AbstractContextManager[None]:

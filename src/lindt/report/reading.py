@@ -22,6 +22,7 @@ from lindt.plan.file import read_toml
 from lindt.runs.files import BrokenError, is_held, open_file, unseal_table
 from lindt.runs.schema import (
     ABOUT,
+    DETECTION_ONLY,
     FROM_FLOWER,
     FROM_PYTHON,
     NODES,
@@ -422,12 +423,14 @@ def gain_test(plan: Mapping[str, Any]) -> GainTest | None:
 
 def adapts(plan: Mapping[str, Any]) -> bool:
     """Whether clients train models of their own when recovery is on."""
-    return word_at(plan, "method", "adaptation", "kind") not in ("", "global_only")
+    return word_at(plan, "method", "adaptation", "kind") not in ("", "global_only", DETECTION_ONLY)
 
 
 def method_words(plan: Mapping[str, Any]) -> str:
     """`LINDT on detection`, `guarded LINDT on evidence`, `FedAvg, watched`, `LINDT, trimmed mean`."""
     learns = word_at(plan, "method", "adaptation", "kind")
+    if learns == DETECTION_ONLY:
+        return "detection only"
     if learns == "guarded":
         inside = word_at(plan, "method", "adaptation", "adaptation", "kind")
         name = f"guarded {LEARNS.get(inside, inside or '?')}"

@@ -17,7 +17,7 @@ from statistics import median
 from typing import Any, Literal, final
 
 from lindt.report.reading import DetectionRule, Run, adapts, detection_rule, gain_test, whole_at, word_at
-from lindt.runs.schema import FROM_FLOWER
+from lindt.runs.schema import BEST_OF, CHOSEN, FROM_FLOWER
 from lindt.server.detection.gain import first_round, too_short
 from lindt.server.scores import no_update
 
@@ -70,6 +70,7 @@ class GainSummary:
     ipr: float | None  # the share of clients that are not worse off
     worst_tenth: float | None
     panel: Mapping[str, Any] | None = None  # `server.scores.Panel`; None where all clients are scored
+    chosen: float = 0.0  # the share of clients whose model was chosen on the data on which it is scored
 
 
 def verdict(run: Run) -> Verdict:
@@ -120,6 +121,7 @@ def _standing(line: Mapping[str, Any]) -> GainSummary:
         sum(beta >= 0 for beta in betas) / len(betas) if betas else None,
         scores.get("worst_tenth"),
         scores.get("panel"),
+        (scores.get("notes") or {}).get(CHOSEN, 0.0),
     )
 
 
@@ -462,8 +464,14 @@ def _fared(now: GainSummary, run: Run) -> str:
     return (
         f"on {scored_data(run)} in round {now.round} the clients are {compared(now.beta, run, other='alone')}, "
         f"on average ({spread}); better off {now.better} of {counted(now.clients, 'client')}{better}, "
-        f"unchanged {now.unchanged}, worse off {now.worse}{worse}{_panel_words(now, run)}"
+        f"unchanged {now.unchanged}, worse off {now.worse}{worse}{_chosen_words(now)}{_panel_words(now, run)}"
     )
+
+
+def _chosen_words(now: GainSummary) -> str:
+    """Why no client is worse off where each chose its model on the data on which it is scored."""
+    who = "the clients" if now.chosen == 1 else "the clients in recovery"
+    return f"; {who} {BEST_OF.format('these', 'them')}" if now.chosen else ""
 
 
 def _panel_words(now: GainSummary, run: Run) -> str:

@@ -108,6 +108,11 @@ DETECTION: dict[str, Any] = {
 }
 REPORTED = ("reports", "detection")  # fields of a line that are missing where clients report nothing
 SOMETIMES = ("buffer_div", "reachable")  # fields of a line that are missing where they are None
+# Of Flower runs: a note with the share of clients whose model was chosen on the data on which it is scored, what that
+# means, and the adaptation in plan.toml where clients are never asked to recover.
+CHOSEN = "chosen on the same data"
+BEST_OF = "predict with the best of w, v_i and P_i on {} data, so that none can score worse than alone on {}"
+DETECTION_ONLY = "detection_only"
 NOT_NAMED = -1  # in place of a client's number, where a run withholds which clients took part
 # A line of rounds.jsonl: the fields of a RoundResult, of its Divergence and of its RecoveryState, whose `on` is `flag`.
 ROUND: dict[str, Any] = {

@@ -90,6 +90,23 @@ class Gain:
       sum     only the sum and the number of the reports, as under secure aggregation: one bet a round on their mean,
               and no paired test. The level then covers the present validation samples, not new data: with a true
               gain of 0 and few samples, a long run ends with "hurts" or "helps" far more often than alpha.
+
+    Args:
+        alpha: The level of the whole run.
+        combine: How a round's reports are used: `mean`, `median` or `sum`.
+        start: The first round that the test of the finished P_i counts; 0: chosen by the number of rounds.
+        noise: The scale b of Laplace noise that a client adds to each number that it reports.
+        panel: The share of the clients that train a P_i and report.
+
+    Raises:
+        PlanError: A value is out of its range.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> from lindt.flower import Gain, NFLDetector
+        >>> strategy = NFLDetector(FedAvg(), detection=Gain(noise=0.1, panel=0.5))
+        >>> strategy.detection.noise
+        0.1
     """
 
     alpha: float = 0.05  # the level of the whole run
