@@ -171,13 +171,14 @@ def test_a_mistake_in_a_worker_is_told_as_a_mistake() -> None:
 
 
 TASK = """
+import sys
 import torch
 from lindt import Problem
 from torch.nn.functional import cross_entropy
 
 def loss(output, y):
-    if len(y) > 2:
-        raise ArithmeticError("only two at a time")
+    if output.requires_grad and "pytest" not in sys.modules:  # the server's process tries a step before it trains
+        raise ArithmeticError("not in a worker")
     return cross_entropy(output, y)
 
 def problem():
@@ -201,7 +202,7 @@ def test_a_failure_in_a_worker_is_told_with_its_traceback(task: str) -> None:
     plan = tiny(environment=Environment(Sampled(rate=1.0)), alone=Alone(private=False))
     engine = Processes(plan, load_task(f"{task}:problem"), task=f"{task}:problem", workers=1)
     try:
-        with pytest.raises(RuntimeError, match="only two at a time"):
+        with pytest.raises(RuntimeError, match="not in a worker"):
             list(federate(plan, problem=load_task(f"{task}:problem"), engine=engine, preflight=False))
     finally:
         engine.close()

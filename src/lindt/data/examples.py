@@ -225,13 +225,8 @@ def _alike(one: Rows, other: Rows) -> bool:
 
 def as_examples(samples: object) -> Examples:
     """Examples from the forms that users have: tensors, arrays, frames, a map-style dataset, a DataLoader, Examples."""
-    if of_pandas(samples):
-        raise UserError(
-            f"a client's data is of type {type(samples).__name__}; give a pair (x, y), such as "
-            "(frame.drop(columns='label'), frame['label'])"
-        )
-    if hasattr(samples, "take") and hasattr(samples, "labels"):
-        return samples  # type: ignore[return-value]  # checked by its two methods
+    if hasattr(samples, "take") and hasattr(samples, "labels") and not hasattr(samples, "to_numpy"):
+        return samples  # type: ignore[return-value]  # checked by its two methods; a DataFrame may have both, too
     if isinstance(samples, DataLoader):
         dataset, collate = dataset_of(samples)
         return as_examples(dataset) if collate is None else Collated(dataset, collate)
@@ -242,6 +237,11 @@ def as_examples(samples: object) -> Examples:
         if not isinstance(samples[0], Tensor) and x.dtype == torch.float64:
             x = x.float()  # numpy's default; models have float32
         return _rows(x, _classes(y))
+    if of_pandas(samples):
+        raise UserError(
+            f"a client's data is of type {type(samples).__name__}; give a pair (x, y), such as "
+            "(frame.drop(columns='label'), frame['label'])"
+        )
     if (columns := of_columns(samples)) is not None:
         return _rows(columns[0], _classes(columns[1]))
     sized = isinstance(samples, Sized) and not isinstance(samples, Mapping | str | bytes)

@@ -265,8 +265,8 @@ def _is_one_part(first: object, second: object) -> bool:
     """Whether these are inputs and labels of one part: training and test data cannot be bare arrays."""
     if isinstance(second, Tensor | np.ndarray):
         return isinstance(first, Tensor | np.ndarray) or second.ndim < 2
-    if of_pandas(second):
-        return getattr(second, "ndim", 1) < 2
+    if getattr(second, "ndim", 2) < 2 and of_pandas(second):
+        return True
     labels = isinstance(second, list) and all(isinstance(one, int | float | str) for one in second)
     return labels and isinstance(first, Tensor | np.ndarray)
 
