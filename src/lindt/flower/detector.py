@@ -200,6 +200,7 @@ class NFLDetector(Strategy):
         self._rounds: int | None = None  # the planned rounds
         self._judged: DetectionState | None = self.detection.begin()  # the state from which the test continues
         self.found = self._judged  # its answers: the verdict, the early warning, the effect of recovery
+        self._flat: set[str] = set()  # clients whose private model never improved, as was logged
         self._told: dict[str, object] = {}  # the answers that were logged last
         self.state: RecoveryState = self.rule.begin()
         self.seen: Divergence | None = None  # of the last round
@@ -246,6 +247,7 @@ class NFLDetector(Strategy):
         saved = self._recorder.resume(num_rounds, self.strategy, arrays, own_loop=own_loop)
         self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
         self.seen, self.products, self.scores, self._told = None, None, None, {}
+        self._flat = set()
         self._rounds, self._judged = num_rounds, self.detection.begin()
         self.found = self._judged
         if saved is not None:
@@ -648,6 +650,20 @@ class NFLDetector(Strategy):
                 text = f"round {round}: client {visit.client}: {one_line(visit.note)}"
                 log_message(text, warn=True)
                 self._recorder.note(text)
+        flat = sorted({visit.client for visit in wrapped if visit.flat} - self._flat)
+        if flat:
+            self._flat |= set(flat)
+            more = f" and {len(flat) - 5} more" if len(flat) > 5 else ""
+            log_message(
+                f"round {round}: the private model of client {', '.join(flat[:5])}{more} paused without ever improving on "
+                "its first score; until it does, a gain over it says little",
+                warn=True,
+            )
+        for score in sorted({one_line(visit.score) for visit in wrapped if visit.score}):
+            if f"score: {score}" not in self._told:
+                self._told[f"score: {score}"] = True
+                log_message(f"score: {score}")
+                self._recorder.note(f"score: {score}")
         self._counted = counted
 
     def _tell_verdict(self, round: int, *, stopped: bool) -> None:
