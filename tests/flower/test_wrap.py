@@ -200,8 +200,8 @@ class TestAPrivateModelThatLearnsLate:
         with heard() as said:
             NFLDetector(FedAvg(fraction_evaluate=0.0)).start(FakeGrid(app, 4), zeros(), 8)
         assert [text for text in said if "without ever improving" in text] == [
-            "! round 3: the private model of client 0, 1, 2, 3 paused without ever improving on its first score; until it "
-            "does, a gain over it says little"
+            "! round 3: the private model of client 0, 1, 2, 3 paused without ever improving on its first score; until "
+            "it does, a gain over it says little"
         ]
 
 

@@ -101,7 +101,8 @@ def wrap(
         The app to name in pyproject.toml in place of `app`.
 
     Raises:
-        UserError: The app is already wrapped, uses Flower's legacy API, or is not a ClientApp; or `share` without a score.
+        UserError: The app is already wrapped, uses Flower's legacy API, or is not a ClientApp; or `share` is
+            given without a score.
 
     Examples:
         >>> from flwr.clientapp import ClientApp

@@ -655,8 +655,8 @@ class NFLDetector(Strategy):
             self._flat |= set(flat)
             more = f" and {len(flat) - 5} more" if len(flat) > 5 else ""
             log_message(
-                f"round {round}: the private model of client {', '.join(flat[:5])}{more} paused without ever improving on "
-                "its first score; until it does, a gain over it says little",
+                f"round {round}: the private model of client {', '.join(flat[:5])}{more} paused without ever improving "
+                "on its first score; until it does, a gain over it says little",
                 warn=True,
             )
         for score in sorted({one_line(visit.score) for visit in wrapped if visit.score}):

@@ -156,11 +156,12 @@ def nameless(node: int) -> str:
 class Visit:
     """What a wrapped client did for one message besides its app's own work.
 
-    `score` names the metric that is the score, and its direction. `problem` is a sentence: why there is no report. `ours`: the problem is in the use of lindt, not an error of the
+    `problem` is a sentence: why there is no report. `ours`: the problem is in the use of lindt, not an error of the
     app's own functions. `note` is a sentence for the server's log, when models were set aside. `silent`: the client
-    adds noise to its updates, and does not report without noise. `finished`: its private model takes no call now,
-    since it no longer improves or has had the most calls. `flat`: it is finished and never improved on its first score.
-    `recovers`: it trained a v_i. `wants_start`: it needs w^0 from the server.
+    adds noise to its updates, and does not report without noise. `finished`: its private model takes no call now, since
+    it no longer improves or has had the most calls. `flat`: it is finished and never improved on its first score.
+    `recovers`: it trained a v_i. `wants_start`: it needs w^0 from the server. `score` names the metric that is the
+    score, and its direction.
     """
 
     client: str

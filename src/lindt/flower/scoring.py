@@ -1,8 +1,9 @@
 """The score of a model from an app's own evaluation: one number, higher is better; and the difference of two scores.
 
 The score is the metric whose name contains "acc", else minus the metric whose name contains "loss", else the metric
-that the user names. An accuracy is a share in [0, 1]; the user can say that of another metric, too. An evaluation gives means over samples, not the samples: the mean difference of two accuracies a
-and b is known, but the mean square of the difference only has a bound, min(a + b, 2 - a - b). The bound is reported.
+that the user names. An accuracy is a share in [0, 1]; the user can say that of another metric, too. An evaluation gives
+means over samples, not the samples: the mean difference of two accuracies a and b is known, but the mean square of the
+difference only has a bound, min(a + b, 2 - a - b). The bound is reported.
 """
 
 from __future__ import annotations
