@@ -1,4 +1,4 @@
-"""Two choices of `lindt.flower.wrap`: how far v_i is moved towards w before it trains, and when P_i is finished.
+"""Two choices of `lindt.flower.wrap`: how far v_i is moved towards w before it trains, and when P_i pauses.
 
     python benchmarks/wrap_choices.py --seeds 0 1                # for the design
     python benchmarks/wrap_choices.py --seeds 10 11              # for the judgement

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import random
@@ -25,19 +26,21 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod
 from flwr.serverapp.strategy import FedAvg
+from rich.console import Console
 from small_apps import heard
 from test_wrap_apps import play, two_lines, visits
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from lindt.errors import UserError
 from lindt.flower import Dual, LindtMod, NFLDetector, wrap
-from lindt.flower.client_app import is_finished, mods_of, pulled
+from lindt.flower.client_app import mods_of, pause, pulled, tries_again
 from lindt.flower.dp_sgd import noticing_dp_sgd
 from lindt.flower.messages import START, Instruction, Visit, pack_records, unpack_records, without_instruction
 from lindt.flower.scoring import Score, compared, score_of
 from lindt.flower.vault import LocalModel, ModelVersions, Vault
 from lindt.gains import GainReport, Paired
 from lindt.report.reading import read_run
+from lindt.report.terminal import show
 from lindt.report.verdict import verdict
 from lindt.server.detection.gain import Gain
 from lindt.server.updates import unpack_report
@@ -58,6 +61,7 @@ class TestScore:
         assert score_of(steps, None, "num-examples") == Score(-2.0, False, 20, 2.0)
         assert score_of(table(auc=0.5, loss=1.0), "auc", "num-examples").value == 0.5
         assert score_of(table(rmse=3.0), "-rmse", "num-examples").value == -3.0
+        assert score_of(table(a=3.0, no_error=0.9), lambda m: m["no_error"], "num-examples").value == 0.9
         assert score_of(table(a=3.0, b=4.0), lambda m: m["a"] / m["b"], "num-examples").value == 0.75
 
     @pytest.mark.parametrize(
@@ -69,6 +73,25 @@ class TestScore:
             score_of(table(**metrics), None, "num-examples")
         with pytest.raises(UserError, match="'samples', the number of samples"):
             score_of(table(acc=0.5), None, "samples")
+
+    def test_a_loss_of_which_more_would_be_better_is_refused(self) -> None:
+        for name in ("eval_loss", "Error-rate"):
+            with pytest.raises(UserError, match=f"lower is better: write score='-{name}'"):
+                score_of(table(**{name: 0.3}), name, "num-examples")
+            assert score_of(table(**{name: 0.3}), f"-{name}", "num-examples").words == f"{name}, lower is better"
+
+    def test_a_share_of_another_name_is_an_accuracy(self) -> None:
+        found = score_of(table(hit_rate=0.25), "hit_rate", "num-examples", share=True)
+        assert found == Score(0.25, True, 20)
+        assert found.words == "hit_rate, higher is better (a share)"
+        assert score_of(table(hit_rate=0.25), lambda m: 1 - m["hit_rate"], "num-examples", share=True).share
+        for value in (-0.1, 1.1, 25.0):
+            with pytest.raises(UserError, match="share=True says that it is a share; it must be from 0 to 1"):
+                score_of(table(hit_rate=value), "hit_rate", "num-examples", share=True)
+        with pytest.raises(UserError, match="name the score that is a share"):
+            wrap(ClientApp(), share=True)
+        with pytest.raises(UserError, match=r"score=lambda metrics: 1 - metrics\['error_rate'\]"):
+            wrap(ClientApp(), score="-error_rate", share=True)
 
     def test_two_accuracies_by_hand(self) -> None:
         """Of 10 samples one model has 9 right, the other 8: at most 3 differ."""
@@ -85,14 +108,101 @@ class TestScore:
             assert bound >= np.square(first.astype(float) - second).mean() - 1e-12
 
 
-def test_a_private_model_is_finished_when_neither_score_nor_loss_gets_better() -> None:
-    assert not is_finished([0.5] * 4, [None] * 4)
-    assert is_finished([0.5, 0.6, 0.6, 0.5, 0.6, 0.6], [None] * 6)
-    assert not is_finished([0.5, 0.6, 0.6, 0.5, 0.6, 0.7], [None] * 6)
+def test_a_private_model_pauses_when_neither_score_nor_loss_gets_better() -> None:
+    assert not pause([0.5] * 4, [None] * 4, 4)
+    assert pause([0.5, 0.6, 0.6, 0.5, 0.6, 0.6], [None] * 6, 6) == "plateau"
+    assert not pause([0.5, 0.6, 0.6, 0.5, 0.6, 0.7], [None] * 6, 6)
     # The accuracy stands still, the loss falls by more than a hundredth.
-    assert not is_finished([0.5] * 6, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
-    assert is_finished([0.5] * 6, [1.0, 0.9, 0.8999, 0.8998, 0.8997, 0.8996])
-    assert is_finished([float(n) for n in range(100)], [None] * 100)  # 100 calls at most
+    assert not pause([0.5] * 6, [1.0, 0.9, 0.8, 0.7, 0.6, 0.5], 6)
+    assert pause([0.5] * 6, [1.0, 0.9, 0.8999, 0.8998, 0.8997, 0.8996], 6) == "plateau"
+    # Without a loss, or with one that never fell, half of the calls count.
+    climbed = [0.1 * n for n in range(10)]
+    for losses in ([None] * 20, [1.0] * 20):
+        assert not pause(climbed + climbed[-1:] * 8, losses[:18], 20)
+        assert pause(climbed + climbed[-1:] * 9, losses[:19], 20) == "plateau"
+    assert pause(climbed + climbed[-1:] * 4, [2.0] + [1.0] * 13, 20) == "plateau"
+    # 100 calls, and later as many as w has had rounds.
+    rising = [float(n) for n in range(100)]
+    assert pause(rising, [None] * 100, 100) == "cap"
+    assert not pause(rising, [None] * 100, 101)
+
+
+def test_a_paused_private_model_tries_again_while_w_is_above_it() -> None:
+    def again(scores: list[float], rounds: int, w: float, share: bool = True) -> bool:
+        return tries_again(scores, [None] * len(scores), rounds, Score(w, share, 10))
+
+    risen = [0.5, 0.6, 0.7, 0.6, 0.6, 0.6, 0.6]
+    assert [again(risen, rounds, 0.8) for rounds in (14, 15)] == [False, True]  # half as many calls as rounds
+    assert not again(risen, 100, 0.6)
+    flat = [0.1, 0.1, 0.15, 0.1, 0.1, 0.1, 0.1]  # one better score may be chance
+    assert [again(flat, rounds, 0.1) for rounds in (7, 8)] == [False, True]
+    assert not again(flat, 100, 0.05)
+    assert not again([1.0] * 6, 100, 1.0)  # it cannot get better
+    assert again([1.0] * 6, 100, 1.0, share=False)
+    assert not again([0.1 * n for n in range(7)], 100, 1.0)  # it is not on a plateau
+
+
+def late(flat: int = 10, best: float = 0.95, **more: float) -> ClientApp:
+    """Client i adds 1 to coordinate i. Alone, the score is flat in the first calls and then rises to `best`; that of w
+    rises from round 1, to 0.8."""
+    app = ClientApp()
+
+    @app.train()
+    def train(msg: Message, context: Context) -> Message:
+        w = msg.content["arrays"]["w"].numpy().copy()
+        w[context.node_config["partition-id"]] += 1.0
+        return trained(msg, ArrayRecord({"w": Array(w)}), {"num-examples": 4})
+
+    @app.evaluate()
+    def evaluate(msg: Message, context: Context) -> Message:
+        w = msg.content["arrays"]["w"].numpy()
+        alone, calls = np.count_nonzero(w) == 1, w.sum()
+        score = min(best, 0.1 + max(0.0, calls - flat) / 10) if alone else min(0.8, 0.1 + calls / 20)
+        return evaluated(msg, acc=score, num_examples=100, **more)
+
+    return app
+
+
+class TestAPrivateModelThatLearnsLate:
+    """It used to be finished after 6 calls, and federation "helped"."""
+
+    def test_federation_does_not_help_where_it_hurts(self, tmp_path: Path) -> None:
+        detector = NFLDetector(FedAvg(fraction_evaluate=0.0), recover=False)
+        result = detector.start(FakeGrid(wrap(late(), folder=tmp_path), 4), zeros(), 40)
+        found = list(result.train_metrics_clientapp.values())
+        assert all(metrics["lindt-verdict"] != 1 for metrics in found)
+        assert found[-1]["lindt-gain"] == pytest.approx(-0.15)
+
+    def test_where_w_is_better_it_costs_half_a_call_per_round(self, tmp_path: Path) -> None:
+        grid = FakeGrid(wrap(late(flat=0, best=0.5), folder=tmp_path), 4)
+        detector = NFLDetector(FedAvg(fraction_evaluate=0.0))
+        detector.start(grid, zeros(), 40)
+        calls = [visit.calls for visit in visits(grid)]
+        assert sum(calls) / 4 == 20
+        assert sum(calls[80:]) / 4 <= 10
+        assert detector.verdict is not None
+        assert detector.verdict.state == "helps"
+
+    def test_the_most_calls_grow_with_the_rounds_and_are_not_called_finished(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("lindt.flower.client_app.MOST_CALLS", 6)
+        grid = FakeGrid(wrap(late(flat=0, best=9.0), folder=tmp_path), 2)
+        with heard() as said:
+            NFLDetector(FedAvg(fraction_evaluate=0.0)).start(grid, zeros(), 9)
+        assert [visit.calls for visit in visits(grid)][::2] == [2, 2, 2, 0, 0, 0, 1, 1, 1]
+        assert sorted(text for text in said if "its private model" in text) == [
+            f"client {client}: its private model stopped after 6 calls, while it still improved" for client in range(2)
+        ]
+
+    def test_one_that_never_learned_is_told_by_the_server(self, tmp_path: Path) -> None:
+        app = wrap(late(flat=999), folder=tmp_path)
+        with heard() as said:
+            NFLDetector(FedAvg(fraction_evaluate=0.0)).start(FakeGrid(app, 4), zeros(), 8)
+        assert [text for text in said if "without ever improving" in text] == [
+            "! round 3: the private model of client 0, 1, 2, 3 paused without ever improving on its first score; until "
+            "it does, a gain over it says little"
+        ]
 
 
 def test_v_is_pulled_a_quarter_of_the_way_and_what_has_no_mean_is_w() -> None:
@@ -207,11 +317,17 @@ class TestErrors:
 
     def test_the_same_mistake_on_every_client_ends_the_first_round(self, tmp_path: Path) -> None:
         def start(app: ClientApp, **settings: Any) -> None:
-            grid = FakeGrid(wrap(app, folder=tmp_path / str(len(list(tmp_path.iterdir())))), 3)
-            NFLDetector(FedAvg(), **settings).start(grid, zeros(), 2)
+            grid = FakeGrid(wrap(app, folder=tmp_path / str(len(list(tmp_path.iterdir()))), **settings), 3)
+            NFLDetector(FedAvg()).start(grid, zeros(), 2)
 
         with pytest.raises(UserError, match="all for the same reason: the evaluation's metrics are auc, f1: which"):
             start(with_accuracy("auc", "f1"))
+        with pytest.raises(
+            UserError, match="all for the same reason: score = 'eval_loss': of a loss or an error lower"
+        ):
+            start(with_accuracy("eval_loss"), score="eval_loss")
+        with pytest.raises(UserError, match="the evaluation's score is 3, but share=True"):
+            start(with_accuracy("hits"), score=lambda m: 6 * m["hits"], share=True)
         lonely = with_accuracy()
         del lonely._registered_funcs["evaluate.default"]
         with pytest.raises(UserError, match="the app has no evaluate function; lindt needs"):
@@ -505,6 +621,17 @@ class TestTheServer:
             play(case, NFLDetector(FedAvg()), liar, "hurts", 1)
         assert sum("NaN or infinity in mask" in text for text in said) == 1
         assert arrays["mask"].shape == (8, 8)
+
+    def test_the_score_is_told_once_on_both_sides_and_in_the_folder(self, tmp_path: Path) -> None:
+        app = wrap(with_accuracy("hits"), folder=tmp_path / "private", score="hits", share=True)
+        with heard() as said:
+            detector = NFLDetector(FedAvg(), folder=tmp_path / "run")
+            detector.start(FakeGrid(app, 2), zeros(), 4)
+        words = "score: hits, higher is better (a share)"
+        assert sorted(text for text in said if "score: " in text) == [f"client 0: {words}", f"client 1: {words}", words]
+        console = Console(file=io.StringIO(), width=200)
+        show(console, read_run(tmp_path / "run"))
+        assert f"\n{words}\n" in console.file.getvalue()  # type: ignore[attr-defined]
 
     def test_the_folder_claims_nothing_clear(self, tmp_path: Path) -> None:
         case = CASES["tabular"]

@@ -3,7 +3,8 @@
 The app's own function is called first, on w, with the message that it would get without lindt. Its records do not
 change by a byte. Then the app's functions are called again with other arrays:
 
-    P_i     the private model: the train function from w^0, at most two calls per message, until it stops improving
+    P_i     the private model: the train function from w^0, at most two calls per message, while it improves, and now
+            and then while w scores above it
     v_i     the adapted model, while recovery is on: the train function from v_i, pulled a quarter of the way to w
     scores  the evaluate function on w, v_i and P_i
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 import sys
 import time
@@ -50,7 +52,7 @@ from lindt.flower.messages import (
     unpack_records,
     without_instruction,
 )
-from lindt.flower.scoring import Score, ScoreRule, compared, score_of
+from lindt.flower.scoring import Score, ScoreRule, compared, require_rule, score_of
 from lindt.flower.vault import LocalModel, Vault, default_folder, is_in, kept_name, origin_of, unwritable
 from lindt.gains import GainReport, with_noise
 from lindt.seeds import seed_for
@@ -63,8 +65,9 @@ Mod = Callable[[Message, Context, Function], Message]
 Choice = Literal["w", "v_i", "P_i"]
 
 CALLS_A_VISIT: Final = 2  # train calls for P_i per message
-MOST_CALLS: Final = 100  # train calls for P_i in all
-PATIENCE: Final = 4  # calls without a better score or loss, after which P_i is finished
+MOST_CALLS: Final = 100  # train calls for P_i in all; after so many rounds, one per round
+PATIENCE: Final = 4  # calls without a better score or loss, after which P_i pauses; more where no loss is known
+RISES: Final = 2  # scores above the first one that show that P_i learns: a single one may be chance
 BETTER: Final = 0.99  # a loss counts as better below this fraction of the best loss so far
 PULL: Final = 0.25  # fraction of the way from v_i to w by which v_i moves before it trains
 
@@ -73,6 +76,7 @@ def wrap(
     app: ClientApp,
     *,
     score: ScoreRule = None,
+    share: bool = False,
     client_id: Callable[[Context], object] | None = None,
     folder: str | Path | None = None,
     sharing_mods: Sequence[Mod] = (),
@@ -84,6 +88,7 @@ def wrap(
         app: The ClientApp, after its functions were registered.
         score: The name of the evaluation metric that is the score ("-name" where lower is better), or a function of
             all metrics. By default the metric with "acc" in its name, else minus the metric with "loss" in its name.
+        share: The score that you name is a share in [0, 1], as a hit rate is: it is treated as an accuracy.
         client_id: A function of the context that returns a permanent name of this client. By default the name is the
             partition-id, else a name that is made once and kept in `folder`.
         folder: The folder in which the client keeps its models v_i and P_i.
@@ -96,7 +101,8 @@ def wrap(
         The app to name in pyproject.toml in place of `app`.
 
     Raises:
-        UserError: The app is already wrapped, uses Flower's legacy API, or is not a ClientApp.
+        UserError: The app is already wrapped, uses Flower's legacy API, or is not a ClientApp; or `share` is
+            given without a score.
 
     Examples:
         >>> from flwr.clientapp import ClientApp
@@ -114,10 +120,11 @@ def wrap(
     if app._call is not None:
         raise UserError("app: ClientApp(client_fn=...) uses Flower's legacy API; register @app.train() instead")
     if dual is not None:
-        if score is not None or client_id is not None or folder is not None or sharing_mods:
+        if score is not None or share or client_id is not None or folder is not None or sharing_mods:
             raise UserError("dual: give score, client_id, folder and sharing_mods to Dual(...), or leave out dual")
         return _with_dual(app, dual)
-    return WrappedApp(app, score, client_id, Path(folder) if folder is not None else None, tuple(sharing_mods))
+    require_rule(score, share)
+    return WrappedApp(app, score, share, client_id, Path(folder) if folder is not None else None, tuple(sharing_mods))
 
 
 def mods_of(function: Function) -> tuple[list[Mod], Function]:
@@ -174,11 +181,14 @@ class Work:
     vault: Vault
     calls: int = 0
     note: str = ""  # for the server's log
+    score: str = ""  # the metric that is the score, and its direction
     started: float = field(default_factory=time.monotonic)
 
     @property
     def visit(self) -> Visit:
-        return Visit(self.client, self.calls, round(time.monotonic() - self.started, 3), note=self.note)
+        return Visit(
+            self.client, self.calls, round(time.monotonic() - self.started, 3), note=self.note, score=self.score
+        )
 
 
 @final
@@ -187,12 +197,13 @@ class WrappedApp(ClientApp):
         self,
         app: ClientApp,
         score: ScoreRule,
+        share: bool,
         client_id: Callable[[Context], object] | None,
         folder: Path | None,
         sharing_mods: tuple[Mod, ...],
     ) -> None:
         super().__init__()
-        self._app, self._score, self._client_id, self._folder = app, score, client_id, folder
+        self._app, self._score, self._share, self._client_id, self._folder = app, score, share, client_id, folder
         self._sharing_mods = sharing_mods
         # Shared, so that a function registered later on either app is registered on both.
         self._mods, self._registered_funcs, self._lifespan = app._mods, app._registered_funcs, app._lifespan
@@ -308,6 +319,11 @@ class WrappedApp(ClientApp):
             self._warned.add(text)
             log_message(text, warn=True)
 
+    def _tell_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log_message(text)
+
     def _after_training(self, work: Work, start: bytes | None) -> ConfigRecord:
         """Report the gain, if the server asks for it, and train v_i, while recovery is on."""
         instruction, record = work.instruction, ConfigRecord()
@@ -332,8 +348,14 @@ class WrappedApp(ClientApp):
         if fault is not None:
             raise fault
         finished = private is not None and bool(private.notes["finished"])
+        flat = finished and private is not None and bool(private.notes.get("flat"))
         visit = replace(
-            work.visit, recovers=instruction.recovering, finished=finished, wants_start=wants_start, silent=silent
+            work.visit,
+            recovers=instruction.recovering,
+            finished=finished,
+            flat=flat,
+            wants_start=wants_start,
+            silent=silent,
         )
         record["visit"] = visit.pack()
         return record
@@ -354,13 +376,15 @@ class WrappedApp(ClientApp):
         silent = noisy and not instruction.noise
         if adapted is None and (noisy or private is None):
             return ConfigRecord({"visit": replace(work.visit, silent=silent).pack()})
-        scores: dict[Choice, Score] = {"w": score_of(reply.content, self._score, instruction.weighted_by)}
+        scores: dict[Choice, Score] = {"w": self._score_of(reply, instruction)}
         for name, model in (("v_i", adapted), ("P_i", private)):
             if model is not None:
                 scores[name] = self._evaluate(work, model.arrays, model.state)  # type: ignore[index]
         scores = _in_one_scale(scores)
         chooses = instruction.recovering or adapted is not None
         choice = best_of(scores) if chooses else "w"
+        if chooses and not instruction.reports:  # with reports the first training has said it
+            self._tell_once(f"client {work.client}: score: {scores['w'].words}")
         work.vault.keep_choice(choice)
         visit = replace(work.visit, recovers=adapted is not None, silent=silent)
         if noisy:
@@ -407,10 +431,15 @@ class WrappedApp(ClientApp):
         if private is None:
             assert first is not None
             private = _untrained(first)
+        work.score = w.words
+        if not private.notes["scores"]:  # once: a process of its own for each message has no memory
+            log_message(f"client {work.client}: score: {w.words}")
         for _ in range(CALLS_A_VISIT):
-            if private.notes["finished"]:
+            scores, losses = private.notes["scores"], private.notes["losses"]
+            if pause(scores, losses, instruction.round) and not tries_again(scores, losses, instruction.round, w):
                 break
             private = self._train_alone(work, private)
+        private = self._noted(work, private, w)
         if private.notes.get("written") != len(private.notes["scores"]):
             notes = private.notes | {"written": len(private.notes["scores"])}
             private = replace(private, notes=notes)
@@ -437,10 +466,20 @@ class WrappedApp(ClientApp):
         score = self._evaluate(work, trained.arrays, trained.state)
         scores = [*private.notes["scores"], score.value]
         losses = [*private.notes["losses"], score.loss]
-        notes = {"scores": scores, "losses": losses, "finished": is_finished(scores, losses)}
-        if notes["finished"]:
-            log_message(f"client {work.client}: its private model is finished after {len(scores)} calls")
-        return replace(trained, notes=notes)
+        return replace(trained, notes=private.notes | {"scores": scores, "losses": losses})
+
+    def _noted(self, work: Work, private: LocalModel, w: Score) -> LocalModel:
+        """P_i with notes about whether it is finished in this round: it pauses, and takes no further call now."""
+        scores, losses, round = private.notes["scores"], private.notes["losses"], work.instruction.round
+        why = pause(scores, losses, round)
+        finished = bool(why) and not (_is_flat(scores, losses) and tries_again(scores, losses, round, w))
+        told = why if finished else private.notes.get("told", "") if why else ""
+        if told and told != private.notes.get("told", ""):
+            ends = "stopped" if why == "cap" else "paused"
+            reason = "while it still improved" if why == "cap" else "as neither its score nor its loss improved"
+            log_message(f"client {work.client}: its private model {ends} after {len(scores)} calls, {reason}")
+        flat = why == "plateau" and _is_flat(scores, losses) and not _is_best(replace(w, value=scores[-1]))
+        return replace(private, notes=private.notes | {"finished": finished, "flat": flat, "told": told})
 
     def _adapt(self, work: Work, adapted: LocalModel | None) -> None:
         """Train v_i: the first time from w, later from v_i pulled towards w."""
@@ -477,7 +516,10 @@ class WrappedApp(ClientApp):
         content = RecordDict({work.name: ArrayRecord(dict(arrays)), **content})
         seed = seed_for(0, work.instruction.experiment, work.client, work.instruction.round, "evaluate")
         reply, _ = self._run(work, kind, content, state, seed)
-        return score_of(reply.content, self._score, work.instruction.weighted_by)
+        return self._score_of(reply, work.instruction)
+
+    def _score_of(self, reply: Message, instruction: Instruction) -> Score:
+        return score_of(reply.content, self._score, instruction.weighted_by, self._share)
 
     def _evaluation(self) -> str:
         """The message type of an evaluation, before the first one has come."""
@@ -535,22 +577,53 @@ def _untrained(first: ArrayRecord) -> LocalModel:
     return LocalModel(first, RecordDict(), {"scores": [], "losses": [], "finished": False})
 
 
-def is_finished(scores: Sequence[float], losses: Sequence[float | None]) -> bool:
-    """Whether a private model has stopped improving: in the last PATIENCE calls neither its best score improved nor,
-    if the app has a loss, its best loss. The loss is used because an accuracy on few samples changes in large steps."""
-    calls = len(scores)
-    if calls >= MOST_CALLS:
-        return True
-    if calls <= PATIENCE:
+def pause(scores: Sequence[float], losses: Sequence[float | None], rounds: int) -> Literal["", "plateau", "cap"]:
+    """Why a private model takes no call by itself, after `rounds` rounds of w: it has stopped improving, or it has had
+    the most calls.
+
+    It has stopped improving if in the last PATIENCE calls neither its best score improved nor, if the app has a loss,
+    its best loss. The loss is used because an accuracy on few samples changes in large steps. Where no loss is known,
+    or the loss was never below its first value, half of all calls must be without improvement: such an accuracy can
+    stand still for several calls while the model learns.
+    """
+    calls, known = len(scores), [loss for loss in losses if loss is not None]
+    patience = PATIENCE if _falls(known) else max(PATIENCE, calls // 2)
+    if calls > patience and max(scores[-patience:]) <= max(scores[:-patience]):
+        earlier = [loss for loss in losses[:-patience] if loss is not None]
+        recent = [loss for loss in losses[-patience:] if loss is not None]
+        best = min(earlier, default=0.0)
+        if not earlier or not recent or min(recent) > (best * BETTER if best > 0 else best - (1 - BETTER) * abs(best)):
+            return "plateau"
+    return "cap" if calls >= max(MOST_CALLS, rounds) else ""
+
+
+def tries_again(scores: Sequence[float], losses: Sequence[float | None], rounds: int, w: Score) -> bool:
+    """Whether a private model on a plateau takes one more call, since w scores above it.
+
+    It does until it has had half as many calls as w has had rounds: a plateau may end, and w had the time to pass it. A
+    model whose score never rose may not have begun to learn. It goes on until it is as old as w, and at equal scores.
+    """
+    calls, last = len(scores), scores[-1]
+    if pause(scores, losses, rounds) != "plateau" or calls >= max(MOST_CALLS, rounds):
         return False
-    if max(scores[-PATIENCE:]) > max(scores[:-PATIENCE]):
-        return False
-    known = [loss for loss in losses[:-PATIENCE] if loss is not None]
-    recent = [loss for loss in losses[-PATIENCE:] if loss is not None]
-    if not known or not recent:
-        return True
-    best = min(known)
-    return min(recent) > (best * BETTER if best > 0 else best - (1 - BETTER) * abs(best))
+    if not _is_flat(scores, losses):
+        return w.value > last and calls < rounds / 2
+    return w.value >= last and calls < rounds and not _is_best(replace(w, value=last))
+
+
+def _falls(losses: Sequence[float]) -> bool:
+    return min(losses[1:], default=math.inf) < losses[0] if losses else False
+
+
+def _is_flat(scores: Sequence[float], losses: Sequence[float | None]) -> bool:
+    """Whether a private model has never improved on its first score, nor on its first loss."""
+    above = sum(score > scores[0] for score in scores)
+    return above < RISES and not _falls([loss for loss in losses if loss is not None])
+
+
+def _is_best(score: Score) -> bool:
+    """Whether no score can be better: an accuracy of 1, or of 100%."""
+    return score.share and score.value in (1.0, 100.0)
 
 
 def best_of(scores: dict[Choice, Score]) -> Choice:

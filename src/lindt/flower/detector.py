@@ -204,6 +204,7 @@ class NFLDetector(Strategy):
         self._rounds: int | None = None  # the planned rounds
         self._judged: DetectionState | None = self.detection.begin()  # the state from which the test continues
         self.found = self._judged  # its answers: the verdict, the early warning, the effect of recovery
+        self._flat: set[str] = set()  # clients whose private model never improved, as was logged
         self._told: dict[str, object] = {}  # the answers that were logged last
         self.state: RecoveryState = self.rule.begin()
         self.seen: Divergence | None = None  # of the last round
@@ -252,6 +253,7 @@ class NFLDetector(Strategy):
         saved = self._recorder.resume(num_rounds, self.strategy, arrays, settings, own_loop=own_loop)
         self._session, self._sent, self._since, self.state = uuid.uuid4().hex, arrays, 0, self.rule.begin()
         self.seen, self.products, self.scores, self._told = None, None, None, {}
+        self._flat = set()
         self._rounds, self._judged = num_rounds, self.detection.begin()
         self.found = self._judged
         if saved is not None:
@@ -672,6 +674,20 @@ class NFLDetector(Strategy):
                 f"round {round}: client {', '.join(clients[:5])}{more}: no report: {one_line(problem)}", warn=True
             )
         self._tell_notes(round, wrapped)
+        flat = sorted({visit.client for visit in wrapped if visit.flat} - self._flat)
+        if flat:
+            self._flat |= set(flat)
+            more = f" and {len(flat) - 5} more" if len(flat) > 5 else ""
+            log_message(
+                f"round {round}: the private model of client {', '.join(flat[:5])}{more} paused without ever improving "
+                "on its first score; until it does, a gain over it says little",
+                warn=True,
+            )
+        for score in sorted({one_line(visit.score) for visit in wrapped if visit.score}):
+            if f"score: {score}" not in self._told:
+                self._told[f"score: {score}"] = True
+                log_message(f"score: {score}")
+                self._recorder.note(f"score: {score}")
         self._counted = counted
 
     def _tell_notes(self, round: int, visits: Iterable[Visit]) -> None:
@@ -720,7 +736,8 @@ def run_settings(grid: Grid) -> Settings:
         from flwr.common.config import get_fused_config
 
         found = get_fused_config(grid.run)
-    except Exception:  # noqa: BLE001  # a Grid without a run, or a version of Flower without this function
+    # A Grid without a run, an app whose files are not on this machine, or a Flower without this function.
+    except (ImportError, AttributeError, OSError, ValueError, KeyError, TypeError, NotImplementedError):
         return {}
     return {"run_config": settings_of(found)} if found else {}
 

@@ -175,8 +175,10 @@ class Visit:
 
     `problem` is a sentence: why there is no report. `ours`: the problem is in the use of lindt, not an error of the
     app's own functions. `note` is a sentence for the server's log, when models were set aside. `silent`: the client
-    adds noise to its updates, and does not report without noise. `finished`: its private model no longer improves.
-    `recovers`: it trained a v_i. `wants_start`: it needs w^0 from the server.
+    adds noise to its updates, and does not report without noise. `finished`: its private model takes no call now, since
+    it no longer improves or has had the most calls. `flat`: it is finished and never improved on its first score.
+    `recovers`: it trained a v_i. `wants_start`: it needs w^0 from the server. `score` names the metric that is the
+    score, and its direction.
     """
 
     client: str
@@ -184,11 +186,13 @@ class Visit:
     seconds: float = 0.0  # time of all extra calls
     recovers: bool = False
     finished: bool = False
+    flat: bool = False
     wants_start: bool = False
     silent: bool = False
     problem: str = ""
     ours: bool = False
     note: str = ""
+    score: str = ""
 
     def pack(self) -> str:
         return json.dumps(asdict(self))
@@ -203,8 +207,8 @@ class Visit:
             raise ValueError("visit is nested too deeply") from None
         if not isinstance(found, dict) or found.keys() != cls.__dataclass_fields__.keys():
             raise ValueError("visit has missing or unknown fields")
-        flags = ("recovers", "finished", "wants_start", "silent", "ours")
-        words = (found["client"], found["problem"], found["note"])
+        flags = ("recovers", "finished", "flat", "wants_start", "silent", "ours")
+        words = (found["client"], found["problem"], found["note"], found["score"])
         if not all(isinstance(found[name], bool) for name in flags) or not all(isinstance(word, str) for word in words):
             raise ValueError("visit has a field of the wrong type")
         if not 0 < len(found["client"]) <= 200 or not found["client"].isprintable():

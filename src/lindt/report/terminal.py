@@ -193,6 +193,10 @@ def show(console: Console, run: Run) -> None:
         )
     if run.summary and run.summary.get("privacy"):
         console.print(Text(f"privacy: {plain(run.summary['privacy']['words'])}"), soft_wrap=unwrapped)
+    notes = run.about.get("notes")  # of a run on a Flower app
+    for said in notes if isinstance(notes, list) else ():
+        if str(said).startswith("score: "):
+            console.print(Text(plain(str(said))), soft_wrap=unwrapped)
     for said in run.warnings:
         console.print(Text(f"warning: {plain(said)}", style="yellow"), soft_wrap=unwrapped)
     for said in run.said:
