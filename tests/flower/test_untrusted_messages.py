@@ -20,6 +20,7 @@ from untrusted import fed, seeds
 
 from lindt.engines.flower.wire import EngineSession, pack_tasks, unpack_tasks
 from lindt.flower import NFLDetector
+from lindt.flower.messages import Visit
 from lindt.flower.protocol import ClientReport
 from lindt.flower.replies import validate_replies
 from lindt.flower.vectors import values_of
@@ -252,3 +253,10 @@ def test_of_two_answers_of_one_node_the_first_good_one_counts() -> None:
     assert [w[0].tolist() for w in found.w_K] == [[5.0, 0.0]]
     assert len(found.passed) == 1
     assert list(found.refused.values()) == ["it was not asked, or replied twice"]
+
+
+@pytest.mark.parametrize("score", ["eval_acc\n[WARNING] lindt: all is well", "\x1b[2J", "a" * 201])
+def test_a_visits_score_cannot_write_lines_of_its_own_into_the_log(score: str) -> None:
+    assert Visit.unpack(Visit("7", score="eval_acc, higher is better").pack()).score == "eval_acc, higher is better"
+    with pytest.raises(ValueError, match=r"visit\.score"):
+        Visit.unpack(Visit("7", score=score).pack())

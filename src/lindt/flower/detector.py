@@ -683,7 +683,7 @@ class NFLDetector(Strategy):
                 "on its first score; until it does, a gain over it says little",
                 warn=True,
             )
-        for score in sorted({one_line(visit.score) for visit in wrapped if visit.score}):
+        for score in sorted({visit.score for visit in wrapped if visit.score}):
             if f"score: {score}" not in self._told:
                 self._told[f"score: {score}"] = True
                 log_message(f"score: {score}")

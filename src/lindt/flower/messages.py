@@ -213,6 +213,8 @@ class Visit:
             raise ValueError("visit has a field of the wrong type")
         if not 0 < len(found["client"]) <= 200 or not found["client"].isprintable():
             raise ValueError("visit.client is not a name of 1 to 200 printable characters")
+        if len(found["score"]) > 200 or not found["score"].isprintable():
+            raise ValueError("visit.score has more than 200 characters, or some that cannot be printed")
         whole_number(found["calls"], "calls", MOST_SAMPLES)
         found["seconds"] = number(found["seconds"], "seconds")
         return cls(**found)

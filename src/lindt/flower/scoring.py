@@ -15,7 +15,7 @@ from typing import final
 
 from flwr.app import RecordDict
 
-from lindt.errors import UserError, in_short, one_line
+from lindt.errors import UserError, in_short
 from lindt.gains import MOST_SAMPLES, Paired
 
 ScoreRule = str | Callable[[Mapping[str, float]], float] | None
@@ -110,11 +110,16 @@ def _value(metrics: Mapping[str, float], rule: ScoreRule) -> tuple[float, bool, 
 
 
 def _higher(name: str) -> str:
-    return f"{one_line(name, 80)}, higher is better"
+    return f"{_printable(name)}, higher is better"
 
 
 def _lower(name: str) -> str:
-    return f"{one_line(name, 80)}, lower is better"
+    return f"{_printable(name)}, lower is better"
+
+
+def _printable(name: str) -> str:
+    """The name as the server takes it: one that could break its log is written with escapes."""
+    return name[:80] if name.isprintable() else ascii(name[:16])
 
 
 def _is_accuracy(name: str) -> bool:
