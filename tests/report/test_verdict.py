@@ -256,7 +256,7 @@ def test_a_good_test_with_bad_scores_is_not_green(tmp_path: Path) -> None:
         raw = about(metric_in_percent=name == "percent")
         found = said(tmp_path / name, lines, the_plan=gain_plan(), the_about=raw)
         assert (found.tone, found.headline) == ("unknown", "Test and scores disagree")
-        assert "Federation helps since round 5" in found.sentence
+        assert found.sentence.startswith("Test and scores disagree: federation helps since round 5")
         assert reason in found.sentence
 
 

@@ -339,6 +339,8 @@ def _tested(run: Run, detection: Detection) -> Verdict:
     if recovering and recovered in ("helps", "hurts"):
         words = f"{_on_recovery(run, detection['recovered'])}; {words[0].lower()}{words[1:]}"
     tone, headline, doubt = _doubted(run, tone, headline)
+    if doubt:  # the sentence begins with it: many readers read no further
+        words = f"{headline}: {words[0].lower()}{words[1:]}"
     return Verdict(tone, headline, f"{words}{warned}{_recovery(run, detection)}{_on_test_data(run)}{doubt}")
 
 
