@@ -252,12 +252,20 @@ def test_the_gain_of_an_own_metric_is_told_in_samples_won(tmp_path: Path) -> Non
 def test_a_good_test_with_bad_scores_is_not_green(tmp_path: Path) -> None:
     lines = helps()
     lines[-1]["scores"] = scores([0.1, 0.05, -0.9])  # better on more clients, worse on average: -25 points
-    for name, reason in (("percent", "have trained on the validation data too"), ("own", "also by how much")):
-        raw = about(metric_in_percent=name == "percent")
-        found = said(tmp_path / name, lines, the_plan=gain_plan(), the_about=raw)
+    trained_too, many = "have trained on the validation data too", "the scores are of one round"
+    whole = gain_plan(alone={"with_validation": True})
+    for name, reason, the_plan in (
+        ("percent", trained_too, whole),
+        ("first P_i", many, gain_plan(alone={"with_validation": False})),
+        ("app", many, whole),
+        ("own", "also by how much", whole),
+    ):
+        raw = about(metric_in_percent=name != "own", task=FROM_FLOWER if name == "app" else None)
+        found = said(tmp_path / name, lines, the_plan=the_plan, the_about=raw)
         assert (found.tone, found.headline) == ("unknown", "Test and scores disagree")
         assert found.sentence.startswith("Test and scores disagree: federation helps since round 5")
         assert reason in found.sentence
+        assert (trained_too in found.sentence) == (name == "percent")
 
 
 def test_a_gain_over_private_models_that_have_not_learned_is_not_green(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ class RunVerdict:
     """Whether federation helps or hurts. `str(verdict)` is the sentence that `lindt show` prints.
 
     `state` is the result of the test of the clients' reports: too early, undecided, helps or hurts. Where clients
-    report nothing it is the verdict's tone. Gains and errors are fractions.
+    report nothing it is the verdict's tone. `tone` and `headline` also weigh the scores: where these contradict a good
+    result, or private models have not learned, `tone` is "unknown". Gains and errors are fractions.
     """
 
     state: str

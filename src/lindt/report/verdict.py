@@ -359,10 +359,11 @@ def _doubted(run: Run, tone: Tone, headline: str) -> tuple[Tone, str, str]:
 def _why_they_disagree(run: Run) -> str:
     if not run.percent:
         return "the two disagree: the test counts on how many samples a model is better, the score also by how much"
-    return (
-        "the two disagree: the private models of the scores have trained on the validation data too, those of the test "
-        "have not; more test samples would tell"
-    )
+    why = "the two disagree: the test weighs the reports of many rounds, the scores are of one round"
+    alone = run.plan.get("alone")
+    if isinstance(alone, dict) and alone.get("with_validation") is True and run.about.get("task") != FROM_FLOWER:
+        why += ", and of private models that have trained on the validation data too"
+    return why
 
 
 def _on_shared_model(run: Run, decision: Decision, alone: bool) -> str:
